@@ -1,0 +1,203 @@
+"""Frozen, hashable, validated specs: everything a jitted program may specialise on.
+
+Each spec checks itself when it is made and raises `BadInput` naming the field. They are the single source of the
+Hydra schema (`eagle4.conf`), so a typo in a config fails when the config is composed.
+"""
+
+from dataclasses import dataclass
+
+from eagle4.errors import BadInput
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise BadInput(message)
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding: `kind` is default, linear, llama3 or yarn; unused fields are ignored by the other kinds.
+
+    `attention_factor` scales cos and sin (YaRN, arXiv 2309.00071 §3.4); None means 0.1·ln(factor) + 1 for yarn.
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        kinds = ("default", "linear", "llama3", "yarn")
+        _require(self.kind in kinds, f"rope kind {self.kind!r} is not supported; use one of {', '.join(kinds)}")
+        _require(self.theta > 0, f"rope theta must be positive, got {self.theta}")
+        _require(self.factor >= 1, f"rope factor must be at least 1, got {self.factor}")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only transformer of the Llama, Qwen2 or Qwen3 kind.
+
+    `windows` holds one sliding-window length per layer (0 = full attention); empty means full everywhere.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float = 1e-5
+    rope: RopeSpec = RopeSpec()
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+    windows: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "ffn_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            _require(getattr(self, name) > 0, f"model {name} must be positive, got {getattr(self, name)}")
+        _require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"model num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}",
+        )
+        _require(self.head_dim % 2 == 0, f"model head_dim must be even for rope, got {self.head_dim}")
+        _require(
+            len(self.windows) in (0, self.num_layers),
+            f"model windows has {len(self.windows)} entries for {self.num_layers} layers",
+        )
+
+    def window(self, layer: int) -> int:
+        """Sliding-window length of a layer, 0 for full attention."""
+        return self.windows[layer] if self.windows else 0
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How logits become the target distribution p. temperature 0 is greedy; top_k 0 and top_p 1 are off.
+
+    `repetition_penalty` divides positive and multiplies negative logits of every token already in prompt or answer
+    (CTRL, arXiv 1909.05858 §4.1); `frequency_penalty` subtracts its value once per earlier occurrence in the answer.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, f"sampling.temperature must be at least 0, got {self.temperature}")
+        _require(0 < self.top_p <= 1, f"sampling.top_p must lie in (0, 1], got {self.top_p}; 1 turns it off")
+        _require(0 <= self.min_p <= 1, f"sampling.min_p must lie in [0, 1], got {self.min_p}")
+        _require(self.top_k >= 0, f"sampling.top_k must be at least 0 (0 = off), got {self.top_k}")
+        _require(self.repetition_penalty > 0, f"sampling.repetition_penalty must be positive, got {self.repetition_penalty}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """The envelope of draft trees: shapes are fixed by it, a round's Plan chooses sizes inside it.
+
+    kind: `chain` (one branch), `static` (the shape given by `paths`, EAGLE arXiv 2401.15077), `dynamic` (EAGLE-2 arXiv
+    2406.16858: grow by path probability, keep the best), `sampled` (children drawn without replacement, RSD arXiv
+    2402.14160). `nodes` counts the root. `paths` are rank paths: (0, 2) is the third child of the root's first child.
+    `buckets` are the row counts the target forward is compiled for; empty means powers of two up to `nodes`.
+    """
+
+    kind: str = "chain"
+    depth: int = 4
+    width: int = 1
+    children: int = 1
+    nodes: int = 5
+    paths: tuple[tuple[int, ...], ...] = ()
+    buckets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = ("chain", "static", "dynamic", "sampled")
+        _require(self.kind in kinds, f"tree.kind {self.kind!r} is not known; use one of {', '.join(kinds)}")
+        _require(self.depth >= 0, f"tree.depth must be at least 0, got {self.depth}")
+        _require(self.width >= 1, f"tree.width must be at least 1, got {self.width}")
+        _require(self.children >= 1, f"tree.children must be at least 1, got {self.children}")
+        _require(1 <= self.nodes <= 256, f"tree.nodes must lie in 1..256 (the root counts), got {self.nodes}")
+        _require(
+            all(b >= 1 for b in self.buckets) and tuple(sorted(set(self.buckets))) == self.buckets,
+            f"tree.buckets must be increasing positive row counts, got {self.buckets}",
+        )
+        _require(
+            not self.buckets or self.buckets[-1] == self.nodes,
+            f"tree.buckets must end at tree.nodes = {self.nodes}, got {self.buckets}",
+        )
+
+    def row_counts(self) -> tuple[int, ...]:
+        """Row counts the target forward is compiled for, increasing, the last one holding the whole tree."""
+        if self.buckets:
+            return self.buckets
+        powers = []
+        n = 1
+        while n < self.nodes:
+            powers.append(n)
+            n *= 2
+        return (*powers, self.nodes)
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """Which drafter, and the numbers it is built from. Fields that a drafter does not read are ignored by it.
+
+    `min_ngram`, `max_ngram`: suffix lengths that prompt lookup tries. `matches`: how many different earlier
+    occurrences may branch from the root.
+    """
+
+    name: str = "none"
+    min_ngram: int = 2
+    max_ngram: int = 4
+    matches: int = 1
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.min_ngram <= self.max_ngram,
+            f"drafter.min_ngram must lie in 1..max_ngram = {self.max_ngram}, got {self.min_ngram}",
+        )
+        _require(self.matches >= 1, f"drafter.matches must be at least 1, got {self.matches}")
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """How a round decides how much to speculate. `fixed`: always `depth`, `width`, `children`, `nodes`; 0 means the
+    tree envelope's own value."""
+
+    name: str = "fixed"
+    depth: int = 0
+    width: int = 0
+    children: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """Limits of one generation: `capacity` cache slots and token slots per row, `max_new_tokens`, stop ids."""
+
+    max_new_tokens: int = 128
+    capacity: int = 512
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
