@@ -192,12 +192,26 @@ class PolicySpec:
 
 
 @dataclass(frozen=True)
-class DecodeSpec:
-    """Limits of one generation: `capacity` cache slots and token slots per row, `max_new_tokens`, stop ids."""
+class System:
+    """Everything a compiled round specialises on: model and method.
 
-    max_new_tokens: int = 128
-    capacity: int = 512
-    stop_ids: tuple[int, ...] = ()
+    `policy` is only its name: a policy's numbers travel as data, so sweeping them compiles nothing anew. `taps` are
+    the `hidden_states` indices whose features the drafter reads.
+    """
+
+    model: ModelSpec
+    drafter: DrafterSpec = DrafterSpec()
+    tree: TreeSpec = TreeSpec(depth=0, nodes=1)
+    policy: str = "fixed"
+    verifier: str = "greedy"
+    sampling: SamplingSpec = SamplingSpec()
+    taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        _require(
+            (self.verifier == "greedy") == self.sampling.greedy,
+            f"verifier {self.verifier!r} does not go with sampling.temperature {self.sampling.temperature}: "
+            "greedy is for temperature 0, the others for temperature > 0",
+        )
+        for tap in self.taps:
+            _require(0 <= tap <= self.model.num_layers, f"tap {tap} is outside 0..{self.model.num_layers}")

@@ -133,14 +133,16 @@ class RoundInfo:
 class DecodeState:
     """Everything the next round needs. Invariant: cache.length = length − 1 for rows that are not done.
 
-    `tokens` holds prompt and answer, right-padded; `length` counts both, the root (last committed token) included.
-    `seed` identifies the request: random numbers are folded from (seed, position), so a row's draws do not depend on
+    `tokens` holds prompt and answer, right-padded; `length` counts both, the root (last committed token) included, and
+    never exceeds `limit` (prompt plus the request's new-token budget). `stop_ids` is shared by all rows. `seed` identifies the request: random numbers are folded from (seed, position), so a row's draws do not depend on
     its neighbours.
     """
 
     tokens: Int32[Array, "B S"]
     length: Int32[Array, " B"]
     prompt_length: Int32[Array, " B"]
+    limit: Int32[Array, " B"]
+    stop_ids: Int32[Array, " K"]
     done: Bool[Array, " B"]
     seed: Int32[Array, " B"]
     cache: KVCache

@@ -1,0 +1,1 @@
+"""What a guess costs, and whether it pays: policies and cost tables."""

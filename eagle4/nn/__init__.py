@@ -1,0 +1,1 @@
+"""The pieces a transformer is made of: pure functions of arrays."""

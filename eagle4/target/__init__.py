@@ -1,0 +1,1 @@
+"""The model whose distribution is kept: weights, forward pass, cache."""

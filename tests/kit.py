@@ -1,0 +1,161 @@
+"""Tiny models, an independent plain decoder in NumPy, and drafters whose luck is scripted."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from eagle4 import decode
+from eagle4.drafters import DRAFTERS
+from eagle4.drafters.base import Drafter
+from eagle4.nn.abstract import initialise
+from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.target import model as target
+from eagle4.tree import topology
+from eagle4.types import Draft
+
+TINY = ModelSpec("llama", 48, 32, 48, 2, 4, 2, 8, 512)
+
+
+@cache
+def tiny_params(spec: ModelSpec = TINY, seed: int = 0):
+    """Random weights, sharpened so that greedy argmaxes have clear margins."""
+    params = initialise(target.abstract(spec), jax.random.key(seed))
+    return params | {"embed": params["embed"] * 4.0, "head": params["head"] * 4.0}
+
+
+def numpy_logits(params, spec: ModelSpec, ids) -> np.ndarray:
+    """Logits [T, V] of a whole text in float64 NumPy: no cache, no JAX, one head at a time."""
+    w = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    T, E = len(ids), spec.head_dim
+    group = spec.num_heads // spec.num_kv_heads
+    angle = np.arange(T)[:, None] * spec.rope.theta ** (-np.arange(0, E, 2) / E)
+    cos, sin = np.cos(angle), np.sin(angle)
+
+    def norm(x, g):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + spec.rms_norm_eps) * g
+
+    def turn(x):
+        a, b = x[:, : E // 2], x[:, E // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    x = w["embed"][np.asarray(ids)]
+    for layer in w["layers"]:
+        h = norm(x, layer["attn_norm"])
+        q, k, v = h @ layer["q"].T, h @ layer["k"].T, h @ layer["v"].T
+        heads = []
+        for i in range(spec.num_heads):
+            g = i // group
+            qi, ki, vi = q[:, i * E : (i + 1) * E], k[:, g * E : (g + 1) * E], v[:, g * E : (g + 1) * E]
+            s = turn(qi) @ turn(ki).T / np.sqrt(E)
+            s[np.triu_indices(T, 1)] = -np.inf
+            a = np.exp(s - s.max(-1, keepdims=True))
+            heads.append(a / a.sum(-1, keepdims=True) @ vi)
+        x = x + np.concatenate(heads, -1) @ layer["o"].T
+        h = norm(x, layer["mlp_norm"])
+        gate = h @ layer["gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ layer["up"].T)) @ layer["down"].T
+    return norm(x, w["norm"]) @ w.get("head", w["embed"]).T
+
+
+def plain_greedy(params, spec: ModelSpec, prompt, new: int, stop_ids=()) -> list[int]:
+    """Greedy continuation by re-running the whole text for every token."""
+    ids = list(prompt)
+    for _ in range(new):
+        ids.append(int(np.argmax(numpy_logits(params, spec, ids)[-1])))
+        if ids[-1] in stop_ids:
+            break
+    return ids[len(prompt) :]
+
+
+def prompts(lengths=(5,), seed=0, vocab=TINY.vocab_size) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab, n).tolist() for n in lengths]
+
+
+def padded(texts) -> tuple[np.ndarray, np.ndarray]:
+    width = max(map(len, texts))
+    tokens = np.zeros((len(texts), width), np.int32)
+    for i, text in enumerate(texts):
+        tokens[i, : len(text)] = text
+    return tokens, np.array([len(t) for t in texts], np.int32)
+
+
+def begin(system, params, texts, new, seeds=None, capacity=192, policy=None, stop_ids=()):
+    tokens, length = padded(texts)
+    seeds = np.arange(len(texts)) if seeds is None else seeds
+    return decode.begin(
+        system, params, policy or PolicySpec(), tokens, length, seeds, new, capacity, stop_ids
+    )
+
+
+def run(system, params, texts, new, most=None, **kw):
+    """Answers (lists of ids), final state, RoundInfo history cut to the rounds that ran."""
+    state = begin(system, params, texts, new, **kw)
+    state, history, count = decode.generate(system, params, state, most or new)
+    history = jax.tree.map(lambda a: np.asarray(a)[: int(count)], history)
+    return answers(state), state, history
+
+
+def answers(state) -> list[list[int]]:
+    tokens = np.asarray(state.tokens)
+    return [
+        tokens[i, start:end].tolist()
+        for i, (start, end) in enumerate(zip(np.asarray(state.prompt_length), np.asarray(state.length)))
+    ]
+
+
+@struct.dataclass
+class ScriptState:
+    length: jax.Array
+    round: jax.Array
+
+
+def scripted(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
+    """A chain that is right for `right[round]` tokens and wrong after. params: truth [B, S], right [R], vocab."""
+
+    def propose(params, state, root, plan, keys):
+        B, D = root.shape[0], tree.depth
+        at = jnp.minimum(state.length[:, None] + jnp.arange(D), params["truth"].shape[1] - 1)
+        true = jnp.take_along_axis(params["truth"], at, axis=1)
+        right = params["right"][jnp.minimum(state.round, len(params["right"]) - 1)]
+        guess = jnp.where(jnp.arange(D) < right, true, (true + 1) % params["vocab"])
+        parent = jnp.broadcast_to(jnp.arange(D + 1, dtype=jnp.int32) - 1, (B, D + 1))
+        used = jnp.arange(D + 1) <= plan.depth
+        parent = jnp.where(used, parent, -1)
+        draft = Draft(
+            tokens=jnp.concatenate([root[:, None], guess], axis=1),
+            parent=parent,
+            depth=topology.depths(parent),
+            attend=topology.ancestors(parent),
+            candidate=jnp.broadcast_to(used & (jnp.arange(D + 1) > 0), (B, D + 1)),
+            score=jnp.zeros((B, D + 1)),
+            q=None,
+        )
+        return draft, state.replace(round=state.round + 1)
+
+    def commit(params, state, commit, start):
+        length = start + 1 + commit.num_committed
+        return state.replace(length=jnp.where(commit.num_committed > 0, length, state.length))
+
+    return Drafter(lambda p, tokens, length: ScriptState(length, jnp.int32(0)), propose, commit)
+
+
+DRAFTERS["scripted"] = scripted
+
+
+def truth_table(texts, continuations, width=192) -> jax.Array:
+    rows = [(list(t) + list(c) + [0] * width)[:width] for t, c in zip(texts, continuations)]
+    return jnp.array(rows, jnp.int32)
+
+
+def chain_system(name: str, depth: int = 4, temperature: float = 0.0, model: ModelSpec = TINY, **kw) -> System:
+    """A system whose draft is a chain (the root alone for `none`)."""
+    tree = TreeSpec(depth=0, nodes=1) if name == "none" else TreeSpec(depth=depth, nodes=depth + 1, buckets=(1, depth + 1))
+    sampling = kw.pop("sampling", SamplingSpec(temperature=temperature))
+    verifier = "greedy" if sampling.greedy else "point_mass"
+    return System(
+        model, DrafterSpec(name=name, min_ngram=1, max_ngram=3), tree, verifier=verifier, sampling=sampling, **kw
+    )

@@ -1,0 +1,338 @@
+"""The real `verify` does what the exposed law says, at every cell of the uniforms; and nothing else shapes it."""
+
+from functools import partial
+
+import exact_law as ex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle4.errors import BadInput
+from eagle4.types import Draft, Proposal
+from eagle4.verify import VERIFIERS, check_proposal, walk
+from eagle4.verify.point_mass import law as point_mass
+from eagle4.verify.rejection import law as rejection
+
+K = 3
+
+
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def verify(name, p, draft, uniforms, max_depth, max_children=K):
+    return VERIFIERS[name].verify(p, draft, uniforms, max_depth, max_children)
+
+
+def some_drafts(parents, kind, scheme, count, seed=0):
+    """Tables, a random subset of all drafts, their p and their record."""
+    depth = max(len(ex.path(parents, n)) for n in range(len(parents)))
+    tables = ex.make_tables(kind, 4, depth, seed)
+    drafts = ex.enumerate_drafts(parents, tables, scheme)
+    rows = np.sort(np.random.default_rng(seed).permutation(len(drafts.weight))[:count])
+    drafts = ex.Drafts(parents, *(x[rows] for x in drafts[1:]))
+    return depth, drafts, *ex.records(drafts, tables)
+
+
+def points(low, high):
+    """Three uniforms of a cell: just inside both ends, and the middle."""
+    return low + 4e-6, 0.5 * (low + high), high - 4e-6
+
+
+def expectations(drafts, outcome, accept_cells, depth):
+    """Rows (draft, end node, token, uniforms): every cell of acceptance and of the final draw, at three places each.
+
+    Uniforms that the walk has no business with are NaN.
+    """
+    rows = []
+    for b, node in np.argwhere(outcome.stop > 1e-4):
+        nodes = ex.path(drafts.parents, node)
+        cdf = np.concatenate([[0.0], np.cumsum(outcome.emitted[b, node])])
+        for token in np.flatnonzero(outcome.emitted[b, node] > 1e-4):
+            for place in range(3):
+                u = np.full((depth + 1, 2), np.nan)
+                u[len(nodes), 1] = points(cdf[token], cdf[token + 1])[place]
+                for level, (low, high) in enumerate(accept_cells(b, nodes)):
+                    u[level, 0] = points(low, high)[place]
+                rows.append((b, nodes, token, u))
+    return rows
+
+
+def check_agreement(name, p, draft, rows, depth):
+    index = np.array([b for b, *_ in rows])
+    uniforms = np.stack([u for *_, u in rows]).astype(np.float32)
+    verdict = verify(name, p[index], jax.tree.map(lambda x: x[index], draft), uniforms, depth)
+    path = np.array([[*nodes, *[-1] * (depth - len(nodes))] for _, nodes, *_ in rows])
+    np.testing.assert_array_equal(verdict.path, path)
+    np.testing.assert_array_equal(verdict.num_accepted, [len(nodes) for _, nodes, *_ in rows])
+    np.testing.assert_array_equal(verdict.next_token, [token for *_, token, _ in rows])
+
+
+@pytest.mark.parametrize("kind", ["random", "sparse and filtered", "disjoint"])
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("point_mass", ex.repeated_picks),
+        ("point_mass", ex.without_replacement),
+        ("rejection", ex.without_replacement),
+        ("multi_round", ex.independent),
+        ("k_sequential", ex.independent),
+    ],
+)
+def test_verify_agrees_with_its_law_in_every_cell(name, scheme, kind):
+    depth, drafts, p, draft = some_drafts(ex.UNEQUAL, kind, scheme, 40)
+    outcome = ex.outcome_of_node_law(VERIFIERS[name].law, p, draft, drafts)
+    take, _ = ex.node_laws(VERIFIERS[name].law, p, draft, drafts)
+    kids = ex.kids_of(drafts, K).tolist()
+
+    def accept_cells(b, nodes):
+        for parent, child in zip([0, *nodes], nodes):
+            k = kids[parent].index(child)
+            yield take[b, parent, :k].sum(), take[b, parent, : k + 1].sum()
+        last = nodes[-1] if nodes else 0
+        if len(nodes) < depth:
+            yield take[b, last].sum(), 1.0
+
+    check_agreement(name, p, draft, expectations(drafts, outcome, accept_cells, depth), depth)
+
+
+@pytest.mark.parametrize("kind", ["random", "sparse and filtered", "disjoint"])
+def test_block_verify_agrees_with_its_law_and_reads_one_acceptance_uniform(kind):
+    depth, drafts, p, draft = some_drafts(ex.CHAIN, kind, ex.independent, 40)
+    outcome = ex.outcome_of_chain_law(VERIFIERS["block"].law, p, draft, drafts)
+
+    def accept_cells(b, nodes):
+        longer = outcome.stop[b, len(nodes) + 1 :].sum()
+        yield longer, longer + outcome.stop[b, len(nodes)]
+
+    check_agreement("block", p, draft, expectations(drafts, outcome, accept_cells, depth), depth)
+
+
+def test_breakpoints_belong_to_the_cell_on_their_right():
+    take = jnp.array([[0.25, 0.0, 0.5]])
+    at = lambda u: int(walk.cell(take, jnp.array([u], jnp.float32))[0])  # noqa: E731
+    below = lambda u: at(np.nextafter(np.float32(u), np.float32(0)))  # noqa: E731
+    assert [at(0.0), below(0.25), at(0.25), below(0.75), at(0.75)] == [0, 0, 2, 2, 3]
+
+
+def tree(tokens, parents, q=None):
+    """One row: the record of a tree written by hand."""
+    size = len(parents)
+    attend = [[m in (0, n, *ex.path(parents, n)) for m in range(size)] for n in range(size)]
+    return Draft(
+        tokens=jnp.array([tokens], jnp.int32),
+        parent=jnp.array([parents], jnp.int32),
+        depth=jnp.array([[len(ex.path(parents, n)) for n in range(size)]], jnp.int32),
+        attend=jnp.array([attend]),
+        candidate=jnp.array([[n > 0 for n in range(size)]]),
+        score=jnp.zeros((1, size)),
+        q=q,
+    )
+
+
+def verdict_of(name, p, draft, u, v=0.5, depth=1):
+    """Path, next token for p [N, V] and the same two uniforms at each level."""
+    uniforms = jnp.tile(jnp.array([u, v], jnp.float32), (1, depth + 1, 1))
+    verdict = verify(name, jnp.array([p], jnp.float32), draft, uniforms, depth)
+    return verdict.path[0, : int(verdict.num_accepted[0])].tolist(), int(verdict.next_token[0])
+
+
+def test_golden_a4_greedy_takes_the_argmax_and_nothing_else():
+    p = [[0.3, 0.5, 0.2], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]]
+    assert verdict_of("greedy", p[:2], tree([9, 0], [-1, 0]), 0.0) == ([], 1)
+    assert verdict_of("greedy", p, tree([9, 1, 0], [-1, 0, 0]), 0.0) == ([1], 2)
+    assert verdict_of("greedy", p, tree([9, 0, 1], [-1, 0, 0]), 0.0) == ([2], 0)
+
+
+def test_greedy_works_on_logits_and_breaks_ties_towards_the_lowest_id():
+    logits = [[-30.0, -2.0, -2.0], [5.0, 90.0, 90.0], [0.0, 0.0, 0.0]]
+    assert verdict_of("greedy", logits, tree([9, 2, 1], [-1, 0, 0]), 0.0) == ([2], 0)
+    assert verdict_of("greedy", logits, tree([9, 1, 2], [-1, 0, 0]), 0.0) == ([1], 1)
+    draft = tree([9, 1, 1], [-1, 0, 1])
+    verdict = VERIFIERS["greedy"].verify(jnp.array([logits]), draft, None, 2, 1)
+    assert verdict.path.tolist() == [[1, 2]]
+    assert verdict.next_token.tolist() == [0]
+
+
+def test_golden_a5_zero_uniform_does_not_accept_a_token_of_probability_zero():
+    q = Proposal(jnp.arange(3)[None, None].repeat(2, 1).astype(jnp.int32), jnp.full((1, 2, 3), 1 / 3))
+    p = [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]
+    for name in ("point_mass", "rejection", "multi_round", "k_sequential", "block"):
+        assert verdict_of(name, p, tree([9, 0], [-1, 0], q), 0.0, 0.1) == ([], 1)
+
+
+def test_planted_u_less_or_equal_accepts_a_token_of_probability_zero(monkeypatch):
+    planted = lambda take, u: walk.first_true(u[:, None] <= jnp.cumsum(take, axis=-1))  # noqa: E731
+    monkeypatch.setattr(walk, "cell", planted)
+    draft = tree([9, 0], [-1, 0])
+    p = jnp.array([[[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]])
+    verdict = VERIFIERS["point_mass"].verify(p, draft, jnp.zeros((1, 2, 2)), 1, 1)
+    assert verdict.path.tolist() == [[1]]
+
+
+@pytest.mark.parametrize("name", ["rejection", "multi_round", "k_sequential", "block"])
+def test_golden_a7_equal_distributions_never_reject(name):
+    p = np.array([0.3, 0.5, 0.2], np.float32)
+    q = Proposal(jnp.arange(3)[None, None].repeat(2, 1).astype(jnp.int32), jnp.tile(p, (1, 2, 1)))
+    last = np.nextafter(np.float32(1), np.float32(0))
+    for token in range(3):
+        got = verdict_of(name, [p, [0.0, 1.0, 0.0]], tree([9, token], [-1, 0], q), last, last)
+        assert got == ([1], 1)
+
+
+def test_golden_a7_children_that_cover_all_mass():
+    """Whatever rounding leaves beyond the last child is drawn from p, never from nothing."""
+    p = np.array([0.7, 0.2, 0.1, 0.0], np.float32)
+    last = np.nextafter(np.float32(1), np.float32(0))
+    draft = tree([9, 2, 1, 0], [-1, 0, 0, 0])
+    path, token = verdict_of("point_mass", [p] * 4, draft, last, last)
+    assert path in ([3], [])
+    assert token == 2
+    law = point_mass(p[None], jnp.array([[2, 1, 0]]), jnp.ones((1, 3), bool))
+    np.testing.assert_array_equal(law.residual, 0)
+
+
+def test_point_mass_equals_trying_children_one_by_one():
+    """accept x with p(x), else zero it and renormalise (EAGLE's loop), in float64."""
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([0.5] * 6, size=200)
+    tokens = rng.integers(0, 6, size=(200, 4))
+    valid = rng.random((200, 4)) < 0.8
+    take, rest = np.zeros((200, 4)), np.zeros((200, 6))
+    for b in range(200):
+        left, reach = p[b].copy(), 1.0
+        for k in range(4):
+            if valid[b, k] and left[tokens[b, k]] > 0:
+                take[b, k] = reach * left[tokens[b, k]]
+                reach *= 1 - left[tokens[b, k]]
+                left[tokens[b, k]] = 0
+                left /= left.sum()
+        rest[b] = reach * left
+    law = point_mass(jnp.asarray(p, jnp.float32), jnp.asarray(tokens, jnp.int32), jnp.asarray(valid))
+    np.testing.assert_allclose(law.take, take, atol=1e-6)
+    np.testing.assert_allclose(law.residual, rest, atol=1e-6)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_rejection_laws_equal_the_dense_recursion_on_a_larger_vocabulary(replace):
+    """r ← norm(max(r − q, 0)) with normalised r and q over the whole vocabulary, in float64."""
+    rng = np.random.default_rng(1)
+    rows, vocab, candidates, children = 40, 300, 24, 4
+    p = rng.dirichlet([0.05] * vocab, size=rows)
+    ids = np.stack([rng.permutation(vocab)[:candidates] for _ in range(rows)])
+    ids[:, 0] = p.argmax(-1)
+    ids[:, 1:] = np.where(ids[:, 1:] == ids[:, :1], (ids[:, :1] + 1) % vocab, ids[:, 1:])
+    probs = rng.dirichlet([0.3] * candidates, size=rows)
+    take, rest = np.zeros((rows, children)), np.zeros((rows, vocab))
+    tokens = np.zeros((rows, children), np.int32)
+    for b in range(rows):
+        q, r, reach = np.zeros(vocab), p[b], 1.0
+        np.add.at(q, ids[b], probs[b])
+        for k in range(children):
+            y = tokens[b, k] = rng.choice(vocab, p=q)
+            accept = min(1.0, r[y] / q[y])
+            take[b, k] = reach * accept
+            reach *= 1 - accept
+            r = np.maximum(r - q, 0)
+            r = r / r.sum()
+            if not replace:
+                q[y] = 0
+                q = q / q.sum()
+        rest[b] = r
+    law = VERIFIERS["multi_round" if replace else "rejection"].law
+    got = law(
+        jnp.asarray(p, jnp.float32),
+        tokens,
+        jnp.ones((rows, children), bool),
+        ids,
+        jnp.asarray(probs, jnp.float32),
+    )
+    np.testing.assert_allclose(got.take, take, atol=2e-6)
+    np.testing.assert_allclose(ex.normalise(np.asarray(got.residual)), rest, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_poison_in_unused_nodes_changes_nothing(name):
+    """Slots without a node, and dead nodes inside the tree, hold NaN and absurd ids."""
+    depth, drafts, p, draft = some_drafts(ex.BINARY, "sparse and filtered", ex.without_replacement, 60)
+    rng = np.random.default_rng(2)
+    drafts.candidate[rng.random(60) < 0.5, 4] = False
+    uniforms = rng.random((60, depth + 1, 2)).astype(np.float32)
+    alive = drafts.candidate | (np.arange(7) == 0)
+    clean = Draft(
+        tokens=np.where(alive, draft.tokens, 0),
+        parent=np.where(alive, draft.parent, -1),
+        depth=draft.depth,
+        attend=draft.attend,
+        candidate=drafts.candidate,
+        score=draft.score,
+        q=Proposal(draft.q.ids, np.nan_to_num(draft.q.probs)),
+    )
+    expected = verify(name, np.nan_to_num(p), clean, uniforms, depth)
+    assert int(expected.num_accepted.max()) == depth
+
+    def widen(x, dead, fill):
+        x = np.where(alive.reshape(alive.shape + (1,) * (x.ndim - 2)), x, dead)
+        return np.concatenate([x, np.full((60, 3, *x.shape[2:]), fill, x.dtype)], axis=1)
+
+    poisoned = Draft(
+        tokens=widen(draft.tokens, -7, 10**6),
+        parent=widen(clean.parent, -1, -1),
+        depth=widen(draft.depth, 0, 0),
+        attend=np.pad(draft.attend, ((0, 0), (0, 3), (0, 3))),
+        candidate=widen(drafts.candidate, False, False),
+        score=widen(draft.score, np.nan, np.nan),
+        q=Proposal(widen(draft.q.ids, -3, 10**6), widen(draft.q.probs, np.nan, np.nan)),
+    )
+    got = verify(name, widen(p, np.nan, np.nan), poisoned, uniforms, depth)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_lone_root_is_plain_decoding(name):
+    p = np.array([[[0.2, 0.5, 0.3]]], np.float32)
+    q = Proposal(jnp.zeros((1, 1, 3), jnp.int32), jnp.zeros((1, 1, 3)))
+    for u, token in ((0.1, 0), (0.21, 1), (0.69, 1), (0.71, 2)):
+        verdict = verify(name, p, tree([9], [-1], q), jnp.array([[[0.0, u]]]), 0)
+        assert verdict.path.shape == (1, 0)
+        assert verdict.next_token.tolist() == [1 if name == "greedy" else token]
+
+
+def test_children_below_the_longest_path_do_not_shape_the_last_draw():
+    p = [[1.0, 0.0, 0.0], [0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]
+    draft = tree([9, 0, 0], [-1, 0, 1])
+    assert verdict_of("point_mass", p, draft, 0.9, 0.4, depth=1) == ([1], 0)
+    assert verdict_of("point_mass", p, draft, 0.9, 0.4, depth=2) == ([1], 1)
+
+
+def test_a_child_outside_the_proposal_is_passed_over():
+    p = jnp.array([[0.4, 0.4, 0.2]])
+    ids, probs = jnp.array([[1, 2, 0]]), jnp.array([[0.5, 0.5, 0.0]])
+    law = rejection(p, jnp.array([[0, 1]]), jnp.ones((1, 2), bool), ids, probs)
+    np.testing.assert_allclose(law.take, [[0.0, 0.8]], atol=1e-6)
+    np.testing.assert_allclose(law.residual, [[0.4, 0.0, 0.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rejection", "multi_round", "k_sequential", "block"])
+def test_verifiers_of_drawn_children_refuse_a_draft_without_proposal(name):
+    with pytest.raises(BadInput, match="use 'point_mass'"):
+        VERIFIERS[name].verify(jnp.ones((1, 2, 3)) / 3, tree([9, 0], [-1, 0]), jnp.zeros((1, 2, 2)), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "probs", "message"),
+    [
+        ([0, 1], [0.5, np.nan], "NaN"),
+        ([0, 1], [1.5, -0.5], "pass probabilities"),
+        ([0, 1], [0.5, 0.4], "renormalise"),
+        ([1, 1], [0.5, 0.5], "twice"),
+        ([0, 3], [0.5, 0.5], "leave 0..2"),
+        ([0, 1, 2, 0], [0.5, 0.5, 0.0, 0.0], "4 candidates for 3 tokens"),
+        ([0, 1, 2], [0.5, 0.5], "one id per probability"),
+    ],
+)
+def test_check_proposal_refuses(ids, probs, message):
+    with pytest.raises(BadInput, match=message):
+        check_proposal(Proposal(np.array([[ids]]), np.array([[probs]])), vocab_size=3)
+
+
+def test_check_proposal_allows_inert_slots():
+    check_proposal(Proposal(np.array([[[2, 0, 0]]]), np.array([[[0.25, 0.75, 0.0]]])), vocab_size=3)
