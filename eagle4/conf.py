@@ -102,17 +102,10 @@ def schema(spec: type) -> type:
     hints = typing.get_type_hints(spec)
     fields: list[Any] = [("_target_", str, f"{spec.__module__}.{spec.__qualname__}")]
     for field in dataclasses.fields(spec):
-        kind = _schema_type(hints[field.name])
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if dataclasses.is_dataclass(hints[field.name]):
-            fields.append((field.name, kind, dataclasses.field(default_factory=kind)))
-        elif default is dataclasses.MISSING:
-            fields.append((field.name, kind, MISSING))
-        elif isinstance(default, tuple):
-            factory = functools.partial(_lists, default)
-            fields.append((field.name, kind, dataclasses.field(default_factory=factory)))
-        else:
-            fields.append((field.name, kind, default))
+        default: Any = MISSING
+        if field.default is not dataclasses.MISSING:
+            default = dataclasses.field(default_factory=functools.partial(_mutable, field.default))
+        fields.append((field.name, _schema_type(hints[field.name]), default))
     return dataclasses.make_dataclass(spec.__name__, fields)
 
 
@@ -130,8 +123,11 @@ def _schema_type(kind: Any) -> Any:
     raise TypeError(f"{kind} can't be part of a config; use int, float, str, bool, a spec, or tuples of them")
 
 
-def _lists(value: Any) -> Any:
-    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+def _mutable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _mutable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return schema(type(value))(**fields)
+    return [_mutable(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _tuples(value: Any) -> Any:
@@ -251,7 +247,10 @@ def explain_hydra_error(error: BaseException, config_name: str) -> str:
     if match := re.search(r"Could not override '([^'@]*)", text):
         return f"unknown key {match[1]!r}{nearest(match[1], _known_keys(config_name))}"
     if match := re.search(r"Key '([^']*)' not in '([^']*)'", text):
-        return f"unknown key {match[1]!r} in {match[2]}{nearest(match[1], _known_keys(config_name))}"
+        known = [
+            f.name for spec in _SPECS.values() if spec.__name__ == match[2] for f in dataclasses.fields(spec)
+        ]
+        return f"unknown key {match[1]!r} in {match[2]}{nearest(match[1], known)}"
     return _one_line(next((c for c in chain if isinstance(c, OmegaConfBaseException)), chain[0]))
 
 
@@ -338,7 +337,7 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         register()
-        hydra.main("1.3", _config_dir(), config_name)(main_guard(task, failures))()
+        hydra.main(_config_dir(), config_name, "1.3")(main_guard(task, failures))()
     except (BadInput, HydraException, OmegaConfBaseException) as error:
         if full_error == "1":
             raise

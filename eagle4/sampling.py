@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from eagle4.specs import SamplingSpec
+from eagle4.types import DecodeState
 
 
 def draw(weights: Float[Array, "B V"], u: Float[Array, " B"]) -> Int32[Array, " B"]:
@@ -102,3 +103,31 @@ def penalise(
     seen = (count > 0) | prompted[:, None]
     rescaled = jnp.where(logits > 0, logits / spec.repetition_penalty, logits * spec.repetition_penalty)
     return jnp.where(seen, rescaled, logits) - spec.frequency_penalty * count
+
+
+def distribution(
+    spec: SamplingSpec, state: DecodeState, logits: Array, drafted: Array, attend: Array
+) -> Array:
+    """The target's processed distribution after each node; at temperature 0 (penalised) logits, to be compared."""
+    if spec.penalised:
+        logits = penalise(logits, spec, state.tokens, state.prompt_length, state.length, drafted, attend)
+    return logits if spec.greedy else probabilities(logits, spec)
+
+
+def request_keys(spec: SamplingSpec, seed: Int32[Array, " B"], position: Int32[Array, "B ..."]) -> jax.Array:
+    """A key per row and position, folded from (experiment, request, position): neighbours and batch size change
+    nothing."""
+    base = jax.random.key(spec.seed)
+
+    def key(s, p):
+        return jax.random.fold_in(jax.random.fold_in(base, s), p)
+
+    return jnp.vectorize(key)(seed.reshape(-1, *[1] * (position.ndim - 1)), position)
+
+
+def uniforms_at(
+    spec: SamplingSpec, seed: Int32[Array, " B"], start: Int32[Array, " B"], levels: int
+) -> Float[Array, "B L 2"]:
+    """Uniforms [B, levels, 2] for the tokens at positions start, start + 1, …: acceptance and final draw."""
+    keys = request_keys(spec, seed, start[:, None] + jnp.arange(levels))
+    return jnp.vectorize(lambda key: jax.random.uniform(key, (2,)), signature="()->(u)")(keys)

@@ -34,7 +34,9 @@ class RopeSpec:
 
     def __post_init__(self) -> None:
         kinds = ("default", "linear", "llama3", "yarn")
-        _require(self.kind in kinds, f"rope kind {self.kind!r} is not supported; use one of {', '.join(kinds)}")
+        _require(
+            self.kind in kinds, f"rope kind {self.kind!r} is not supported; use one of {', '.join(kinds)}"
+        )
         _require(self.theta > 0, f"rope theta must be positive, got {self.theta}")
         _require(self.factor >= 1, f"rope factor must be at least 1, got {self.factor}")
 
@@ -63,7 +65,15 @@ class ModelSpec:
     windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "ffn_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "ffn_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+        ):
             _require(getattr(self, name) > 0, f"model {name} must be positive, got {getattr(self, name)}")
         _require(
             self.num_heads % self.num_kv_heads == 0,
@@ -101,7 +111,10 @@ class SamplingSpec:
         _require(0 < self.top_p <= 1, f"sampling.top_p must lie in (0, 1], got {self.top_p}; 1 turns it off")
         _require(0 <= self.min_p <= 1, f"sampling.min_p must lie in [0, 1], got {self.min_p}")
         _require(self.top_k >= 0, f"sampling.top_k must be at least 0 (0 = off), got {self.top_k}")
-        _require(self.repetition_penalty > 0, f"sampling.repetition_penalty must be positive, got {self.repetition_penalty}")
+        _require(
+            self.repetition_penalty > 0,
+            f"sampling.repetition_penalty must be positive, got {self.repetition_penalty}",
+        )
 
     @property
     def greedy(self) -> bool:

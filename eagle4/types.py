@@ -133,9 +133,10 @@ class RoundInfo:
 class DecodeState:
     """Everything the next round needs. Invariant: cache.length = length − 1 for rows that are not done.
 
-    `tokens` holds prompt and answer, right-padded; `length` counts both, the root (last committed token) included, and
-    never exceeds `limit` (prompt plus the request's new-token budget). `stop_ids` is shared by all rows. `seed` identifies the request: random numbers are folded from (seed, position), so a row's draws do not depend on
-    its neighbours.
+    `tokens` holds prompt and answer, right-padded; `length` counts both, the root (last committed token) included,
+    and never exceeds `limit` (prompt plus the request's new-token budget). `stop_ids` is shared by all rows. `seed`
+    identifies the request: random numbers are folded from (seed, position), so a row's draws do not depend on its
+    neighbours.
     """
 
     tokens: Int32[Array, "B S"]

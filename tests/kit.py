@@ -151,11 +151,22 @@ def truth_table(texts, continuations, width=192) -> jax.Array:
     return jnp.array(rows, jnp.int32)
 
 
-def chain_system(name: str, depth: int = 4, temperature: float = 0.0, model: ModelSpec = TINY, **kw) -> System:
+def chain_system(
+    name: str, depth: int = 4, temperature: float = 0.0, model: ModelSpec = TINY, **kw
+) -> System:
     """A system whose draft is a chain (the root alone for `none`)."""
-    tree = TreeSpec(depth=0, nodes=1) if name == "none" else TreeSpec(depth=depth, nodes=depth + 1, buckets=(1, depth + 1))
+    tree = (
+        TreeSpec(depth=0, nodes=1)
+        if name == "none"
+        else TreeSpec(depth=depth, nodes=depth + 1, buckets=(1, depth + 1))
+    )
     sampling = kw.pop("sampling", SamplingSpec(temperature=temperature))
     verifier = "greedy" if sampling.greedy else "point_mass"
     return System(
-        model, DrafterSpec(name=name, min_ngram=1, max_ngram=3), tree, verifier=verifier, sampling=sampling, **kw
+        model,
+        DrafterSpec(name=name, min_ngram=1, max_ngram=3),
+        tree,
+        verifier=verifier,
+        sampling=sampling,
+        **kw,
     )

@@ -10,6 +10,7 @@ from eagle4 import decode
 from eagle4.decode import Params
 from eagle4.errors import BadInput
 from eagle4.specs import PolicySpec
+from eagle4.state import room
 
 NEW = 20
 TEXTS = prompts((5, 70, 3))
@@ -21,7 +22,11 @@ def plain():
 
 
 def script(plain, right, texts=TEXTS):
-    drafter = {"truth": truth_table(texts, plain), "right": jnp.array(right, jnp.int32), "vocab": TINY.vocab_size}
+    drafter = {
+        "truth": truth_table(texts, plain),
+        "right": jnp.array(right, jnp.int32),
+        "vocab": TINY.vocab_size,
+    }
     return Params(tiny_params(), drafter)
 
 
@@ -106,9 +111,7 @@ def test_poison_beyond_the_committed_length_changes_nothing(plain):
     def poisoned(slots):
         return jnp.where(beyond[:, None, :, None], jnp.nan, slots)
 
-    cache = state.cache.replace(
-        k=tuple(map(poisoned, state.cache.k)), v=tuple(map(poisoned, state.cache.v))
-    )
+    cache = state.cache.replace(k=tuple(map(poisoned, state.cache.k)), v=tuple(map(poisoned, state.cache.v)))
     tokens = jnp.where(jnp.arange(192) >= state.length[:, None], 7, state.tokens)
     state, _, _ = decode.generate(system, params, state.replace(cache=cache, tokens=tokens), NEW)
     assert answers(state) == [p[:NEW] for p in plain]
@@ -199,6 +202,6 @@ def test_one_smaller_buffer_would_have_overwritten_committed_rows(plain):
     """The room rule is tight: the last round of an always-right drafter ends exactly at the buffer's end."""
     system = chain_system("scripted")
     long = [plain_greedy(tiny_params(), TINY, TEXTS[0], 60)]
-    capacity = decode.room(system, len(TEXTS[0]), 60)
+    capacity = room(system, len(TEXTS[0]), 60)
     ids, _, _ = run(system, script(long, [4], TEXTS[:1]), TEXTS[:1], 60, capacity=capacity)
     assert ids[0] == long[0]

@@ -179,6 +179,7 @@ def test_bootstrap_is_paired_and_covers_the_spread():
     oracle = np.quantile([seconds[d].sum() / (seconds / factors)[d].sum() for d in drawn], (0.025, 0.975))
     assert point == pytest.approx(seconds.sum() / (seconds / factors).sum())
     np.testing.assert_allclose((low, high), oracle, rtol=0.02)
+    assert high - low == pytest.approx(oracle[1] - oracle[0], rel=0.08)
     assert metrics.speedup_interval(mixed, baseline) == (point, low, high)
 
 

@@ -1,4 +1,4 @@
-"""config.json into ModelSpec: published configs, every rope layout, and everything that must be refused by name."""
+"""config.json into ModelSpec: published configs, every rope layout, and all that must be refused by name."""
 
 import dataclasses
 import math
@@ -83,7 +83,7 @@ QWEN3_06B = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
-QWEN = dict(qkv_bias=False, qk_norm=False, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6), tie_embeddings=True)
+QWEN = {"rms_norm_eps": 1e-6, "rope": RopeSpec(theta=1e6), "tie_embeddings": True}
 PUBLISHED = {
     "Llama-3.2-1B": (
         LLAMA32_1B,

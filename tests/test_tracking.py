@@ -95,7 +95,8 @@ from pathlib import Path
 from eagle4.tracking import Job, TrackingSpec, open_run
 for x in (1, 2, 3):
     try:
-        with open_run(Path(sys.argv[1], str(x)), {"x": x}, TrackingSpec(), Job("test", f"job{x}", "sweep")) as run:
+        job = Job("test", f"job{x}", "s")
+        with open_run(Path(sys.argv[1], str(x)), {"x": x}, TrackingSpec(), job) as run:
             run.log({"tau": x / 2})
             run.log({"tau": None, "depth": 4}, step=5)
             run.summary({"best": x})
@@ -165,7 +166,7 @@ def test_three_offline_runs_in_one_process_are_three_wandb_runs(tmp_path):
     assert [s["config"]["x"] for s in stored] == [1, 2, 3]
     assert [s["exit_code"] for s in stored] == [0, 1, 0]
     assert [s["name"] for s in stored] == ["job1", "job2", "job3"]
-    assert {(s["group"], s["kind"]) for s in stored} == {("sweep", "test")}
+    assert {(s["group"], s["kind"]) for s in stored} == {("s", "test")}
     assert stored[0]["history"] == [{"tau": 0.5, "step": 0}, {"depth": 4, "step": 5}]
     folders = [tmp_path / str(x) for x in (1, 2, 3)]
     assert [read(f, "environment.json")["wandb"]["id"] for f in folders] == [s["id"] for s in stored]

@@ -76,7 +76,7 @@ def test_control_characters_cannot_break_a_drawing():
     text = ElementTree.fromstring(draw.svg([-1, 0], hostile)).find(f"{SVG}g/{SVG}text")
     assert text is not None
     assert text.text == "��"
-    assert draw.ascii([-1, 0], hostile).splitlines() == ["> �� *", "└─ a�⏎b"]
+    assert draw.ascii([-1, 0], hostile).splitlines() == ["> ��    *", "└─ a�⏎b"]
 
 
 def test_mask_grid():

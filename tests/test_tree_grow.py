@@ -249,9 +249,10 @@ def test_static_tree_takes_the_child_of_each_rank(paths):
     assert run._cache_size() == 1
 
 
-def test_static_tree_drops_only_what_hangs_on_a_missing_child():
+@pytest.mark.parametrize("missing", [-np.inf, np.nan])
+def test_static_tree_drops_only_what_hangs_on_a_missing_child(missing: float):
     shape = presets.from_rank_paths([(0,), (1,), (0, 0), (1, 0)])
-    root_children = (jnp.asarray([[4, 5]]), jnp.asarray([[-1.0, -jnp.inf]]))
+    root_children = (jnp.asarray([[4, 5]]), jnp.asarray([[-1.0, missing]]))
 
     def step(carry, frontier):
         return jnp.full((1, 2, 2), 9), jnp.full((1, 2, 2), -1.0), carry

@@ -1,4 +1,4 @@
-"""The real `verify` does what the exposed law says, at every cell of the uniforms; and nothing else shapes it."""
+"""The real `verify` does what the exposed law says in every cell of the uniforms; nothing else shapes it."""
 
 from functools import partial
 
@@ -15,6 +15,8 @@ from eagle4.verify.point_mass import law as point_mass
 from eagle4.verify.rejection import law as rejection
 
 K = 3
+# One shape for all cases, so that each verifier compiles once.
+DEPTH, ROWS, SLOTS = 3, 6000, 10
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
@@ -23,13 +25,12 @@ def verify(name, p, draft, uniforms, max_depth, max_children=K):
 
 
 def some_drafts(parents, kind, scheme, count, seed=0):
-    """Tables, a random subset of all drafts, their p and their record."""
-    depth = max(len(ex.path(parents, n)) for n in range(len(parents)))
-    tables = ex.make_tables(kind, 4, depth, seed)
+    """A random subset of all drafts, their p and their record."""
+    tables = ex.make_tables(kind, 4, DEPTH, seed)
     drafts = ex.enumerate_drafts(parents, tables, scheme)
     rows = np.sort(np.random.default_rng(seed).permutation(len(drafts.weight))[:count])
     drafts = ex.Drafts(parents, *(x[rows] for x in drafts[1:]))
-    return depth, drafts, *ex.records(drafts, tables)
+    return drafts, *ex.records(drafts, tables)
 
 
 def points(low, high):
@@ -37,8 +38,8 @@ def points(low, high):
     return low + 4e-6, 0.5 * (low + high), high - 4e-6
 
 
-def expectations(drafts, outcome, accept_cells, depth):
-    """Rows (draft, end node, token, uniforms): every cell of acceptance and of the final draw, at three places each.
+def expectations(drafts, outcome, accept_cells):
+    """Rows (draft, path, token, uniforms): all cells of acceptance and of the final draw, at three places each.
 
     Uniforms that the walk has no business with are NaN.
     """
@@ -48,7 +49,7 @@ def expectations(drafts, outcome, accept_cells, depth):
         cdf = np.concatenate([[0.0], np.cumsum(outcome.emitted[b, node])])
         for token in np.flatnonzero(outcome.emitted[b, node] > 1e-4):
             for place in range(3):
-                u = np.full((depth + 1, 2), np.nan)
+                u = np.full((DEPTH + 1, 2), np.nan)
                 u[len(nodes), 1] = points(cdf[token], cdf[token + 1])[place]
                 for level, (low, high) in enumerate(accept_cells(b, nodes)):
                     u[level, 0] = points(low, high)[place]
@@ -56,11 +57,32 @@ def expectations(drafts, outcome, accept_cells, depth):
     return rows
 
 
-def check_agreement(name, p, draft, rows, depth):
-    index = np.array([b for b, *_ in rows])
+def padded(p, draft, rows, number=np.nan, token=-7):
+    """The given rows; dead nodes, and slots up to ten nodes, hold absurd values."""
+    alive = draft.candidate | (np.arange(draft.candidate.shape[1]) == 0)
+    more = SLOTS - alive.shape[1]
+
+    def filled(x, fill):
+        x = np.where(alive.reshape(alive.shape + (1,) * (x.ndim - 2)), x, np.asarray(fill, x.dtype))
+        return np.pad(x, [(0, 0), (0, more), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)[rows]
+
+    return filled(p, number), Draft(
+        tokens=filled(draft.tokens, token),
+        parent=filled(draft.parent, -1),
+        depth=filled(draft.depth, 0),
+        attend=np.pad(draft.attend, ((0, 0), (0, more), (0, more)))[rows],
+        candidate=filled(draft.candidate, False),
+        score=filled(draft.score, number),
+        q=Proposal(filled(draft.q.ids, token), filled(draft.q.probs, number)),
+    )
+
+
+def check_agreement(name, p, draft, rows):
+    assert 6 <= len(rows) <= ROWS
+    rows = (rows * ROWS)[:ROWS]
     uniforms = np.stack([u for *_, u in rows]).astype(np.float32)
-    verdict = verify(name, p[index], jax.tree.map(lambda x: x[index], draft), uniforms, depth)
-    path = np.array([[*nodes, *[-1] * (depth - len(nodes))] for _, nodes, *_ in rows])
+    verdict = verify(name, *padded(p, draft, np.array([b for b, *_ in rows])), uniforms, DEPTH)
+    path = np.array([[*nodes, *[-1] * (DEPTH - len(nodes))] for _, nodes, *_ in rows])
     np.testing.assert_array_equal(verdict.path, path)
     np.testing.assert_array_equal(verdict.num_accepted, [len(nodes) for _, nodes, *_ in rows])
     np.testing.assert_array_equal(verdict.next_token, [token for *_, token, _ in rows])
@@ -78,7 +100,7 @@ def check_agreement(name, p, draft, rows, depth):
     ],
 )
 def test_verify_agrees_with_its_law_in_every_cell(name, scheme, kind):
-    depth, drafts, p, draft = some_drafts(ex.UNEQUAL, kind, scheme, 40)
+    drafts, p, draft = some_drafts(ex.UNEQUAL, kind, scheme, 40)
     outcome = ex.outcome_of_node_law(VERIFIERS[name].law, p, draft, drafts)
     take, _ = ex.node_laws(VERIFIERS[name].law, p, draft, drafts)
     kids = ex.kids_of(drafts, K).tolist()
@@ -88,22 +110,22 @@ def test_verify_agrees_with_its_law_in_every_cell(name, scheme, kind):
             k = kids[parent].index(child)
             yield take[b, parent, :k].sum(), take[b, parent, : k + 1].sum()
         last = nodes[-1] if nodes else 0
-        if len(nodes) < depth:
+        if len(nodes) < DEPTH:
             yield take[b, last].sum(), 1.0
 
-    check_agreement(name, p, draft, expectations(drafts, outcome, accept_cells, depth), depth)
+    check_agreement(name, p, draft, expectations(drafts, outcome, accept_cells))
 
 
 @pytest.mark.parametrize("kind", ["random", "sparse and filtered", "disjoint"])
 def test_block_verify_agrees_with_its_law_and_reads_one_acceptance_uniform(kind):
-    depth, drafts, p, draft = some_drafts(ex.CHAIN, kind, ex.independent, 40)
+    drafts, p, draft = some_drafts(ex.CHAIN, kind, ex.independent, 40)
     outcome = ex.outcome_of_chain_law(VERIFIERS["block"].law, p, draft, drafts)
 
     def accept_cells(b, nodes):
         longer = outcome.stop[b, len(nodes) + 1 :].sum()
         yield longer, longer + outcome.stop[b, len(nodes)]
 
-    check_agreement("block", p, draft, expectations(drafts, outcome, accept_cells, depth), depth)
+    check_agreement("block", p, draft, expectations(drafts, outcome, accept_cells))
 
 
 def test_breakpoints_belong_to_the_cell_on_their_right():
@@ -146,8 +168,7 @@ def test_greedy_works_on_logits_and_breaks_ties_towards_the_lowest_id():
     logits = [[-30.0, -2.0, -2.0], [5.0, 90.0, 90.0], [0.0, 0.0, 0.0]]
     assert verdict_of("greedy", logits, tree([9, 2, 1], [-1, 0, 0]), 0.0) == ([2], 0)
     assert verdict_of("greedy", logits, tree([9, 1, 2], [-1, 0, 0]), 0.0) == ([1], 1)
-    draft = tree([9, 1, 1], [-1, 0, 1])
-    verdict = VERIFIERS["greedy"].verify(jnp.array([logits]), draft, None, 2, 1)
+    verdict = verify("greedy", jnp.array([logits]), tree([9, 1, 1], [-1, 0, 1]), None, 2)
     assert verdict.path.tolist() == [[1, 2]]
     assert verdict.next_token.tolist() == [0]
 
@@ -164,7 +185,9 @@ def test_planted_u_less_or_equal_accepts_a_token_of_probability_zero(monkeypatch
     monkeypatch.setattr(walk, "cell", planted)
     draft = tree([9, 0], [-1, 0])
     p = jnp.array([[[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]])
-    verdict = VERIFIERS["point_mass"].verify(p, draft, jnp.zeros((1, 2, 2)), 1, 1)
+    verdict = jax.jit(lambda *args: VERIFIERS["point_mass"].verify(*args, 1, 1))(
+        p, draft, jnp.zeros((1, 2, 2))
+    )
     assert verdict.path.tolist() == [[1]]
 
 
@@ -251,49 +274,36 @@ def test_rejection_laws_equal_the_dense_recursion_on_a_larger_vocabulary(replace
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_poison_in_unused_nodes_changes_nothing(name):
-    """Slots without a node, and dead nodes inside the tree, hold NaN and absurd ids."""
-    depth, drafts, p, draft = some_drafts(ex.BINARY, "sparse and filtered", ex.without_replacement, 60)
+    """Slots without a node, and dead nodes inside the tree, hold NaN and absurd ids; or harmless zeros."""
+    drafts, p, draft = some_drafts(ex.UNEQUAL, "sparse and filtered", ex.without_replacement, ROWS // 10)
     rng = np.random.default_rng(2)
-    drafts.candidate[rng.random(60) < 0.5, 4] = False
-    uniforms = rng.random((60, depth + 1, 2)).astype(np.float32)
-    alive = drafts.candidate | (np.arange(7) == 0)
-    clean = Draft(
-        tokens=np.where(alive, draft.tokens, 0),
-        parent=np.where(alive, draft.parent, -1),
-        depth=draft.depth,
-        attend=draft.attend,
-        candidate=drafts.candidate,
-        score=draft.score,
-        q=Proposal(draft.q.ids, np.nan_to_num(draft.q.probs)),
-    )
-    expected = verify(name, np.nan_to_num(p), clean, uniforms, depth)
-    assert int(expected.num_accepted.max()) == depth
-
-    def widen(x, dead, fill):
-        x = np.where(alive.reshape(alive.shape + (1,) * (x.ndim - 2)), x, dead)
-        return np.concatenate([x, np.full((60, 3, *x.shape[2:]), fill, x.dtype)], axis=1)
-
-    poisoned = Draft(
-        tokens=widen(draft.tokens, -7, 10**6),
-        parent=widen(clean.parent, -1, -1),
-        depth=widen(draft.depth, 0, 0),
-        attend=np.pad(draft.attend, ((0, 0), (0, 3), (0, 3))),
-        candidate=widen(drafts.candidate, False, False),
-        score=widen(draft.score, np.nan, np.nan),
-        q=Proposal(widen(draft.q.ids, -3, 10**6), widen(draft.q.probs, np.nan, np.nan)),
-    )
-    got = verify(name, widen(p, np.nan, np.nan), poisoned, uniforms, depth)
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    drafts.candidate[rng.random(len(p)) < 0.5, 3] = False
+    uniforms = rng.random((ROWS, DEPTH + 1, 2)).astype(np.float32)
+    rows = np.arange(ROWS) % len(p)
+    expected = verify(name, *padded(p, draft, rows, number=0.0, token=0), uniforms, DEPTH)
+    assert int(expected.num_accepted.max()) == DEPTH
+    for token in (-7, 10**6):
+        got = verify(name, *padded(p, draft, rows, number=np.nan, token=token), uniforms, DEPTH)
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_lone_root_is_plain_decoding(name):
-    p = np.array([[[0.2, 0.5, 0.3]]], np.float32)
+    p = [[0.2, 0.5, 0.3], [np.nan] * 3]
+    q = Proposal(jnp.zeros((1, 2, 3), jnp.int32), jnp.zeros((1, 2, 3)))
+    draft = tree([9, 0], [-1, 0], q).replace(
+        parent=jnp.array([[-1, -1]], jnp.int32), candidate=jnp.zeros((1, 2), bool)
+    )
+    for v, token in ((0.1, 0), (0.21, 1), (0.69, 1), (0.71, 2)):
+        assert verdict_of(name, p, draft, 0.0, v) == ([], 1 if name == "greedy" else token)
+
+
+@pytest.mark.parametrize("name", ["point_mass", "block"])
+def test_a_path_of_length_zero_has_no_path(name):
     q = Proposal(jnp.zeros((1, 1, 3), jnp.int32), jnp.zeros((1, 1, 3)))
-    for u, token in ((0.1, 0), (0.21, 1), (0.69, 1), (0.71, 2)):
-        verdict = verify(name, p, tree([9], [-1], q), jnp.array([[[0.0, u]]]), 0)
-        assert verdict.path.shape == (1, 0)
-        assert verdict.next_token.tolist() == [1 if name == "greedy" else token]
+    verdict = verify(name, jnp.array([[[0.2, 0.5, 0.3]]]), tree([9], [-1], q), jnp.full((1, 1, 2), 0.5), 0)
+    assert verdict.path.shape == (1, 0)
+    assert verdict.next_token.tolist() == [1]
 
 
 def test_children_below_the_longest_path_do_not_shape_the_last_draw():

@@ -47,7 +47,9 @@ def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
         end = jnp.where(commit.num_committed > 0, start + 1 + commit.num_committed, 0)
         return History(tokens, jnp.maximum(state.length, end))
 
-    return Drafter(init=lambda params, tokens, length: History(tokens, length), propose=propose, commit=commit)
+    return Drafter(
+        init=lambda params, tokens, length: History(tokens, length), propose=propose, commit=commit
+    )
 
 
 def occurrences(
@@ -71,7 +73,11 @@ def occurrences(
 
 
 def continuations(
-    tokens: Int32[Array, " S"], length: Int32[Array, ""], ends: Int32[Array, " M"], found: Bool[Array, " M"], depth: int
+    tokens: Int32[Array, " S"],
+    length: Int32[Array, ""],
+    ends: Int32[Array, " M"],
+    found: Bool[Array, " M"],
+    depth: int,
 ) -> tuple[Int32[Array, "M D"], Bool[Array, "M D"]]:
     """The `depth` tokens after each occurrence; text that does not exist yet is not valid."""
     index = ends[:, None] + 1 + jnp.arange(depth)

@@ -44,5 +44,6 @@ def _initial(leaf: Leaf, key: jax.Array, dtype: Any) -> jax.Array:
 def shardings(tree: Any, mesh: Mesh, rules: Mapping[str, str | None]) -> Any:
     """A NamedSharding per leaf: `rules` maps an axis name to a mesh axis; axes without a rule are replicated."""
     return jax.tree.map(
-        lambda leaf: NamedSharding(mesh, PartitionSpec(*(rules.get(a) if a else None for a in leaf.axes))), tree
+        lambda leaf: NamedSharding(mesh, PartitionSpec(*(rules.get(a) if a else None for a in leaf.axes))),
+        tree,
     )

@@ -15,7 +15,9 @@ from jaxtyping import Array, Float
 SKINNY_ROWS = range(2, 65)
 
 
-def dense(x: Float[Array, "*T I"], weight: Float[Array, "O I"], bias: Float[Array, " O"] | None = None) -> Array:
+def dense(
+    x: Float[Array, "*T I"], weight: Float[Array, "O I"], bias: Float[Array, " O"] | None = None
+) -> Array:
     """x · weightᵀ + bias over the last axis, accumulated in float32, returned in the dtype of x.
 
     The orientation is chosen from the static row count, so it costs nothing at run time.

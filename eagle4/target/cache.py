@@ -13,7 +13,9 @@ def allocate(spec: ModelSpec, batch: int, capacity: int, dtype: jnp.dtype | type
     """An empty cache with `capacity` slots per row."""
     shape = (batch, spec.num_kv_heads, capacity, spec.head_dim)
     empty = tuple(jnp.zeros(shape, dtype) for _ in range(spec.num_layers))
-    return KVCache(k=empty, v=tuple(jnp.zeros(shape, dtype) for _ in empty), length=jnp.zeros(batch, jnp.int32))
+    return KVCache(
+        k=empty, v=tuple(jnp.zeros(shape, dtype) for _ in empty), length=jnp.zeros(batch, jnp.int32)
+    )
 
 
 def gather_path(rows: Float[Array, "B G N E"], path: Int32[Array, "B P"]) -> Float[Array, "B G P E"]:

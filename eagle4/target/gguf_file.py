@@ -105,7 +105,7 @@ def open_gguf(path: Path) -> Gguf:
         return Gguf(path, data, *_header(data.data))
     except BadInput:
         raise
-    except (struct.error, ValueError, OverflowError) as error:
+    except (struct.error, ValueError, ArithmeticError) as error:
         raise BadInput(f"{path} is cut or damaged: {error}; fetch the file again") from error
 
 
@@ -265,7 +265,9 @@ def _value(data: memoryview, at: int, kind: GGUFValueType) -> tuple[Any, int]:
         return _string(data, at)
     if kind != GGUFValueType.ARRAY:
         dtype = _SCALARS[kind]
-        return np.frombuffer(data, dtype, 1, at)[0].item(), at + dtype.itemsize
+        value = np.frombuffer(data, dtype, 1, at)[0]
+        # A float32 1e-05 reads as 1e-05, not as 9.99999974e-06.
+        return float(str(value)) if kind == GGUFValueType.FLOAT32 else value.item(), at + dtype.itemsize
     item, length = struct.unpack_from("<IQ", data, at)
     item, at = GGUFValueType(item), at + 12
     if item in _SCALARS:

@@ -35,9 +35,11 @@ def head(params: dict[str, Any], hidden: Float[Array, "*T D"]) -> Float[Array, "
     """Logits in float32 from post-norm hidden states."""
     weight = params["head"] if "head" in params else params["embed"]
     with jax.named_scope("head"):
-        return dense(hidden.astype(jnp.float32), weight) if hidden.dtype == jnp.float32 else dense(
-            hidden, weight
-        ).astype(jnp.float32)
+        return (
+            dense(hidden.astype(jnp.float32), weight)
+            if hidden.dtype == jnp.float32
+            else dense(hidden, weight).astype(jnp.float32)
+        )
 
 
 def forward(
@@ -100,9 +102,7 @@ def visible(
     if cache is None:
         return see_new, None
     slot = jnp.arange(cache.k[0].shape[2])
-    see_cached = jnp.broadcast_to(
-        slot < cache.length[:, None, None], (*positions.shape, slot.shape[0])
-    )
+    see_cached = jnp.broadcast_to(slot < cache.length[:, None, None], (*positions.shape, slot.shape[0]))
     if window:
         see_cached = see_cached & (positions[:, :, None] - slot < window)
     return see_new, see_cached

@@ -109,7 +109,7 @@ def _accepted(path: ArrayLike) -> set[int]:
 
 
 def _visible(label: str) -> str:
-    """White space made visible, so that ' the' and 'the' differ; control characters, which SVG forbids, as �."""
+    """White space made visible: ' the' and 'the' differ. Control characters become �: SVG bans them."""
     shown = label.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
     return "".join(char if char.isprintable() else "�" for char in shown)
 
