@@ -71,13 +71,9 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """Room for one row: `capacity` token slots; None means what the longest prompt and answer need."""
+    """Where an answer ends, besides the model's own stop ids: `stops` are strings."""
 
-    capacity: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.capacity is not None and self.capacity < 1:
-            raise BadInput(f"decode.capacity must be at least 1 (null = as needed), got {self.capacity}")
+    stops: tuple[str, ...] = ()
 
 
 GROUPS: dict[str, type] = {

@@ -5,6 +5,7 @@ is one compiled program with no host round trip. The phased form (`jit_draft`, `
 same functions one by one, for timing and for notebooks.
 """
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from eagle4.specs import PolicySpec, System
 from eagle4.state import allocate, append
 from eagle4.target import cache as kv
 from eagle4.target import model as target
+from eagle4.tree.grow import crop
 from eagle4.tree.topology import positions
 from eagle4.types import Commit, DecodeState, Draft, Plan, RoundInfo, TargetOut, Verdict
 from eagle4.verify import VERIFIERS
@@ -71,7 +73,7 @@ def begin(
     """Host side of a generation: allocate, refuse what does not fit, and prefill."""
     dtype = params.target["embed"].dtype
     state = allocate(system, tokens, length, seed, max_new_tokens, capacity, dtype, stop_ids)
-    return jit_start(system, params, state.replace(policy=POLICIES[policy.name](policy, system.tree).init()))
+    return jit_start(system, params, replace(state, policy=POLICIES[policy.name](policy, system.tree).init()))
 
 
 def start(system: System, params: Params, state: DecodeState) -> DecodeState:
@@ -107,7 +109,7 @@ def verify(system: System, params: Params, state: DecodeState, guesses: Draft) -
 
 def verify_rows(system: System, n: int, weights: Any, state: DecodeState, guesses: Draft) -> Checked:
     """Verify the first n nodes: forward, accept, and gather the accepted path's rows."""
-    guesses = first_nodes(guesses, n)
+    guesses = crop(guesses, n)
     P = system.tree.depth
     at = positions(state.length - 1, guesses.depth)
     out = target.apply(weights, system.model, guesses.tokens, at, guesses.attend, state.cache, system.taps)
@@ -125,20 +127,6 @@ def verify_rows(system: System, n: int, weights: Any, state: DecodeState, guesse
         k=tuple(kv.gather_path(k, nodes) for k in out.k),
         v=tuple(kv.gather_path(v, nodes) for v in out.v),
         rows=jnp.int32(n),
-    )
-
-
-def first_nodes(guesses: Draft, n: int) -> Draft:
-    """The first n slots of the tree; the caller knows that the rest is unused."""
-    q = guesses.q
-    return Draft(
-        tokens=guesses.tokens[:, :n],
-        parent=guesses.parent[:, :n],
-        depth=guesses.depth[:, :n],
-        attend=guesses.attend[:, :n, :n],
-        candidate=guesses.candidate[:, :n],
-        score=guesses.score[:, :n],
-        q=None if q is None else q.replace(ids=q.ids[:, :n], probs=q.probs[:, :n]),
     )
 
 
@@ -166,7 +154,7 @@ def commit(
     """Crop at stop tokens and the length limit, then write what is left to text, cache and drafter."""
     with jax.named_scope("commit"):
         tokens, count, done = append(state, checked.commit.tokens, checked.commit.num_committed)
-        cropped = checked.commit.replace(num_committed=count)
+        cropped = replace(checked.commit, num_committed=count)
         active = ~state.done
         accepted = jnp.where(active, checked.verdict.num_accepted, 0)
         info = RoundInfo(
@@ -179,7 +167,8 @@ def commit(
             num_accepted=accepted,
             num_committed=count,
         )
-        new = state.replace(
+        new = replace(
+            state,
             tokens=tokens,
             length=state.length + count,
             done=done,

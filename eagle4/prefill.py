@@ -1,5 +1,6 @@
 """Prefill: the prompt through target and drafter in chunks of fixed size, so that one program serves every length."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ def prefill(
     commit = Commit(first[:, None], jnp.ones(B, jnp.int32), *last)
     dstate = drafter.commit(drafter_weights, dstate, commit, state.length - 1)
     tokens, count, done = append(state, first[:, None], jnp.ones(B, jnp.int32))
-    return state.replace(tokens=tokens, length=state.length + count, done=done, cache=cache, drafter=dstate)
+    return replace(state, tokens=tokens, length=state.length + count, done=done, cache=cache, drafter=dstate)
 
 
 def keep_last(last: tuple[Array, Array], out: TargetOut, row: Int32[Array, " B"]) -> tuple[Array, Array]:

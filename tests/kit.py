@@ -1,5 +1,6 @@
 """Tiny models, an independent plain decoder in NumPy, and drafters whose luck is scripted."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -134,11 +135,11 @@ def scripted(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
             score=jnp.zeros((B, D + 1)),
             q=None,
         )
-        return draft, state.replace(round=state.round + 1)
+        return draft, replace(state, round=state.round + 1)
 
     def commit(params, state, commit, start):
         length = start + 1 + commit.num_committed
-        return state.replace(length=jnp.where(commit.num_committed > 0, length, state.length))
+        return replace(state, length=jnp.where(commit.num_committed > 0, length, state.length))
 
     return Drafter(lambda p, tokens, length: ScriptState(length, jnp.int32(0)), propose, commit)
 

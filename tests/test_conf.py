@@ -16,6 +16,7 @@ from eagle4 import conf
 from eagle4.drafters import DRAFTERS
 from eagle4.errors import BadInput
 from eagle4.specs import DrafterSpec, PolicySpec, RopeSpec, SamplingSpec, TreeSpec
+from eagle4.verify import VERIFIERS
 
 PRIMARY = sorted(path.stem for path in conf.CONFIGS.glob("*.yaml"))
 OPTIONS = sorted(
@@ -128,11 +129,12 @@ def test_build_takes_plain_dicts_and_only_known_specs():
         conf.build(conf.compose("benchmark", ["+tree.foo=1"]).tree)
 
 
-def test_methods_name_drafters_that_exist_and_ar_drafts_nothing():
+def test_methods_name_parts_that_exist_and_ar_drafts_nothing():
     for path in conf.CONFIGS.glob("method/*.yaml"):
         method = conf.compose_method(path.stem)
         assert method["name"] == path.stem
         assert conf.build(method["drafter"]).name in DRAFTERS
+        assert method["verifier"] in VERIFIERS
     ar = conf.compose_method("ar")
     assert (conf.build(ar["tree"]).depth, conf.build(ar["tree"]).nodes, ar["drafter"]["name"]) == (
         0,

@@ -1,5 +1,7 @@
 """Laws 1, 3–7 of decoding with chains: greedy equality, cache commit, one trace, row independence, poison, edges."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,9 +113,9 @@ def test_poison_beyond_the_committed_length_changes_nothing(plain):
     def poisoned(slots):
         return jnp.where(beyond[:, None, :, None], jnp.nan, slots)
 
-    cache = state.cache.replace(k=tuple(map(poisoned, state.cache.k)), v=tuple(map(poisoned, state.cache.v)))
+    cache = replace(state.cache, k=tuple(map(poisoned, state.cache.k)), v=tuple(map(poisoned, state.cache.v)))
     tokens = jnp.where(jnp.arange(192) >= state.length[:, None], 7, state.tokens)
-    state, _, _ = decode.generate(system, params, state.replace(cache=cache, tokens=tokens), NEW)
+    state, _, _ = decode.generate(system, params, replace(state, cache=cache, tokens=tokens), NEW)
     assert answers(state) == [p[:NEW] for p in plain]
 
 

@@ -262,3 +262,12 @@ def test_static_tree_drops_only_what_hangs_on_a_missing_child(missing: float):
     )
     assert draft.tokens[0].tolist() == [0, 4, 9, 0, 0]
     assert draft.parent[0].tolist() == [-1, 0, 1, -1, -1]
+
+
+def test_nan_and_minus_infinity_mean_no_child():
+    envelope = TreeSpec("dynamic", depth=1, width=1, children=3, nodes=4)
+    answers = (jnp.asarray([[4, 5, 6]]), jnp.asarray([[np.nan, -1.0, -np.inf]]))
+    run = jax.jit(lambda plan: grow.grow(lambda c, f: (*answers, c), None, answers, envelope, plan)[0])
+    pool = run(plan_of(1, 1, 3, 4))
+    assert pool.score[0].tolist() == [-np.inf, -1.0, -np.inf]
+    assert pool.tokens[0].tolist() == [0, 5, 0]

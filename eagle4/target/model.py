@@ -4,6 +4,7 @@ Attention reads (committed cache ∪ the N new rows under `attend`) and returns 
 them is the caller's business (`target.cache.write`), after verification.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -86,7 +87,7 @@ def apply(
 ) -> TargetOut:
     """`forward` with logits for every row."""
     out = forward(params, spec, tokens, positions, attend, cache, taps)
-    return out.replace(logits=head(params, out.hidden))
+    return replace(out, logits=head(params, out.hidden))
 
 
 def visible(

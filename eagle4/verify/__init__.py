@@ -13,7 +13,7 @@ Rows of unused nodes may hold anything, NaN included.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eagle4.types import Verdict
 from eagle4.verify import block, greedy, point_mass, rejection, with_replacement
@@ -25,14 +25,14 @@ __all__ = ["VERIFIERS", "ChainLaw", "NodeLaw", "Verifier", "check_proposal"]
 
 
 class Verifier(NamedTuple):
-    """A way to verify and the law it applies: of one node, or of a whole chain for `block`.
+    """A way to verify and the law it applies: `NodeLaw` of one node, or for `block` `ChainLaw` of a whole chain.
 
     `drafting` is how children must have been made for the law to be exact: `any` way; `drawn` from Draft.q, with
     or without replacement; `independent` draws from it (with replacement); `chain`, one draw per node.
     """
 
     verify: Callable[..., Verdict]
-    law: Callable[..., NodeLaw] | Callable[..., ChainLaw]
+    law: Callable[..., Any]
     drafting: str
 
 

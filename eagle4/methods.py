@@ -1,0 +1,67 @@
+"""A method is a named choice of drafter, tree, policy and verifier, checked against the model it runs on."""
+
+from typing import Any, NamedTuple
+
+from eagle4 import decode
+from eagle4.decode import Params
+from eagle4.drafters import DRAFTERS
+from eagle4.errors import BadInput
+from eagle4.harness.policy import POLICIES
+from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.tree.presets import from_rank_paths
+from eagle4.verify import VERIFIERS
+
+
+class Method(NamedTuple):
+    """Everything one method needs to decode."""
+
+    name: str
+    system: System
+    policy: PolicySpec
+    params: Params
+
+
+def build_method(
+    name: str,
+    drafter: DrafterSpec,
+    tree: TreeSpec,
+    policy: PolicySpec,
+    verifier: str,
+    model: ModelSpec,
+    sampling: SamplingSpec,
+    params: Any,
+) -> Method:
+    """Check that the parts fit together and put them into a System. At temperature 0 every method verifies greedily.
+
+    Raises BadInput naming the part that does not fit.
+    """
+    _known("drafter.name", drafter.name, DRAFTERS)
+    _known("policy.name", policy.name, POLICIES)
+    _known("verifier", verifier, VERIFIERS)
+    for field in ("depth", "width", "children", "nodes"):
+        most, wanted = getattr(tree, field), getattr(policy, field)
+        if wanted > most:
+            raise BadInput(
+                f"policy.{field}={wanted} is outside the tree envelope; raise tree.{field} from {most}"
+            )
+    if tree.kind == "static":
+        from_rank_paths(tree.paths)
+    if drafter.name == "prompt_lookup" and drafter.matches > tree.children:
+        raise BadInput(
+            f"drafter.matches={drafter.matches} branches from the root, but tree.children={tree.children}; raise it"
+        )
+    system = System(
+        model=model,
+        drafter=drafter,
+        tree=tree,
+        policy=policy.name,
+        verifier="greedy" if sampling.greedy else verifier,
+        sampling=sampling,
+    )
+    decode.drafter_of(system)
+    return Method(name, system, policy, Params(params))
+
+
+def _known(what: str, name: str, known: Any) -> None:
+    if name not in known:
+        raise BadInput(f"{what} {name!r} is not known; use one of {', '.join(known)}")

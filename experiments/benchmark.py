@@ -1,0 +1,118 @@
+"""Methods against plain decoding: tokens/s, acceptance, losslessness, by category.
+
+python -m experiments.benchmark
+python -m experiments.benchmark method=prompt_lookup compare=[ar] data=full
+python -m experiments.benchmark -m method=ar,prompt_lookup sampling.temperature=0,1
+"""
+
+import json
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eagle4 import bench, conf, metrics, report, tracking
+from eagle4.answer import Limits
+from eagle4.methods import Method, build_method
+from eagle4.prompts import load_prompts
+from eagle4.target.hub import fetch
+from eagle4.target.load import load
+from eagle4.text import load_text
+
+PROMPTS = Path(__file__).parent / "prompts" / "default.jsonl"
+
+
+def main(config: DictConfig) -> None:
+    folder, job = conf.output()
+    data = conf.build(config.data)
+    prompts = load_prompts(data.path or str(PROMPTS), data.limit)
+    checkpoint = load(fetch(config.model.source), config.model.dtype)
+    words = load_text(checkpoint.tokenizer)
+    methods = [method_of(parts, checkpoint, conf.build(config.sampling)) for parts in method_parts(config)]
+    limits = Limits(data.max_new_tokens, tuple(config.decode.stops))
+    turns = 1 if data.turns == "first" else max(len(p.turns) for p in prompts)
+    console = Console()
+    samples: list[metrics.Sample] = []
+    with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        try:
+            with Progress(*columns, console=console) as progress:
+                bar = progress.add_task("loading", total=len(prompts))
+
+                def told(what: str) -> None:
+                    progress.update(bar, description=what)
+
+                for new in bench.measure(methods, words, prompts, limits, turns, told):
+                    samples += new
+                    write_rounds(folder / "rounds.jsonl", new)
+                    for sample in new:
+                        run.log(record(sample))
+                    progress.advance(bar)
+                samples = bench.time_phases(methods, words, prompts, samples, config.phase_tokens, told)
+        finally:
+            if samples:
+                finish(run, samples, methods[0].name, console, total=len(prompts))
+
+
+def method_parts(config: DictConfig) -> list[dict]:
+    """Plain decoding first, then the method under study and those of `compare`, each once."""
+    chosen = conf.methods_of(config)
+    names = [parts["name"] for parts in chosen]
+    return [chosen.pop(names.index("ar")) if "ar" in names else conf.compose_method("ar"), *chosen]
+
+
+def method_of(parts: dict, checkpoint, sampling) -> Method:
+    drafter, tree, policy = (conf.build(parts[key]) for key in ("drafter", "tree", "policy"))
+    spec, params = checkpoint.spec, checkpoint.params
+    return build_method(parts["name"], drafter, tree, policy, parts["verifier"], spec, sampling, params)
+
+
+def record(sample: metrics.Sample) -> dict:
+    """A sample as one line of metrics.jsonl, under `phase/quantity_unit` names."""
+    rounds = len(sample.rounds.num_accepted)
+    return {
+        "method": sample.method,
+        "prompt_id": sample.prompt_id,
+        "category": sample.category,
+        "turn": sample.turn,
+        "prefill/time_s": sample.prefill_s,
+        "decode/time_s": sample.decode_s,
+        "decode/tokens": sample.tokens,
+        "decode/rounds": rounds,
+        "decode/tokens_per_s": sample.tokens / sample.decode_s if sample.decode_s else None,
+        "decode/tau": metrics.tau(sample.rounds) if rounds else None,
+        "verify/identical": sample.identical,
+        "verify/ties": sample.ties,
+    }
+
+
+def write_rounds(path: Path, samples: list[metrics.Sample]) -> None:
+    """Append every round's RoundInfo, one line each."""
+    with path.open("a") as file:
+        for sample in samples:
+            head = {"method": sample.method, "prompt_id": sample.prompt_id, "turn": sample.turn}
+            for i, row in enumerate(zip(*sample.rounds)):
+                info = {name: int(value) for name, value in zip(metrics.Rounds._fields, row)}
+                file.write(json.dumps(head | {"round": i} | info) + "\n")
+
+
+def finish(run: tracking.Run, samples: list, baseline: str, console: Console, total: int) -> None:
+    """Table, summary.json and plot of whatever was measured."""
+    rows = metrics.summarise(samples, [s for s in samples if s.method == baseline])
+    report.print_table(rows, console)
+    report.write_summary(rows, run.folder / "summary.json")
+    report.plot_summary(rows, run.folder / "summary.png")
+    run.attach(run.folder / "summary.png")
+    for row in rows:
+        if row.category == "all":
+            fields = ("tokens_per_s", "tau", "speedup_vs_ar", "greedy_identical", "ties")
+            run.summary({f"{row.method}/{field}": getattr(row, field) for field in fields})
+    done = len({s.prompt_id for s in samples})
+    if done < total:
+        console.print(f"interrupted: kept {done} of {total} prompts")
+    console.print(f"run folder: {run.folder}")
+
+
+if __name__ == "__main__":
+    conf.run_app(main, "benchmark")
