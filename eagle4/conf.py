@@ -31,6 +31,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle4 import tracking
+from eagle4.compilation import keep_compiled
 from eagle4.errors import BadInput
 from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, TreeSpec
 
@@ -333,6 +334,7 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         register()
+        keep_compiled()
         hydra.main(_config_dir(), config_name, "1.3")(main_guard(task, failures))()
     except (BadInput, HydraException, OmegaConfBaseException) as error:
         if full_error == "1":

@@ -25,7 +25,7 @@ from eagle4.state import allocate, append
 from eagle4.target import cache as kv
 from eagle4.target import model as target
 from eagle4.tree.grow import crop
-from eagle4.tree.topology import positions
+from eagle4.tree.topology import positions, used
 from eagle4.types import Commit, DecodeState, Draft, Plan, RoundInfo, TargetOut, Verdict
 from eagle4.verify import VERIFIERS
 
@@ -66,7 +66,7 @@ def begin(
     tokens: np.ndarray,
     length: np.ndarray,
     seed: np.ndarray,
-    max_new_tokens: int,
+    max_new_tokens: int | np.ndarray,
     capacity: int,
     stop_ids: tuple[int, ...] = (),
 ) -> DecodeState:
@@ -100,8 +100,8 @@ def verify(system: System, params: Params, state: DecodeState, guesses: Draft) -
     """One target pass over the tree, in the smallest compiled row count that holds every active row's nodes."""
     row_counts = [n for n in system.tree.row_counts() if n <= guesses.tokens.shape[1]]
     N = jnp.arange(guesses.tokens.shape[1])
-    used = 1 + jnp.max(jnp.where(guesses.candidate & ~state.done[:, None], N, 0))
-    bucket = jnp.searchsorted(jnp.array(row_counts), used)
+    rows = 1 + jnp.max(jnp.where(guesses.candidate & ~state.done[:, None], N, 0))
+    bucket = jnp.searchsorted(jnp.array(row_counts), rows)
     with jax.named_scope("verify"):
         branches = [partial(verify_rows, system, n) for n in row_counts]
         return lax.switch(bucket, branches, params.target, state, guesses)

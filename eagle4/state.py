@@ -38,26 +38,30 @@ def allocate(
     tokens: Int32[np.ndarray, "B T"],
     length: Int32[np.ndarray, " B"],
     seed: Int32[np.ndarray, " B"],
-    max_new_tokens: int,
+    max_new_tokens: int | Int32[np.ndarray, " B"],
     capacity: int,
     dtype: jnp.dtype,
     stop_ids: tuple[int, ...] = (),
 ) -> DecodeState:
     """A state that holds right-padded prompts and nothing else; drafter and policy are still empty.
 
-    `seed` identifies each request. Raises BadInput for an empty prompt and for a buffer without room.
+    `seed` identifies each request; `max_new_tokens` may differ by row. Raises BadInput for an empty
+    prompt and for a buffer without room.
     """
     if len(tokens) == 0 or int(np.min(length)) < 1:
         raise BadInput("an empty prompt cannot be decoded; give at least one token")
-    check_room(system, int(np.max(length)), max_new_tokens, capacity)
+    new = np.broadcast_to(max_new_tokens, len(tokens))
+    for prompt, answer in zip(length, new):
+        check_room(system, int(prompt), int(answer), capacity)
     padded = np.zeros((len(tokens), capacity), np.int32)
     width = min(tokens.shape[1], capacity)
-    padded[:, :width] = tokens[:, :width]
+    real = np.arange(width) < np.asarray(length)[:, None]
+    padded[:, :width] = np.where(real, tokens[:, :width], 0)
     return DecodeState(
         tokens=jnp.array(padded),
         length=jnp.array(length, jnp.int32),
         prompt_length=jnp.array(length, jnp.int32),
-        limit=jnp.array(np.asarray(length) + max_new_tokens, jnp.int32),
+        limit=jnp.array(np.asarray(length) + new, jnp.int32),
         stop_ids=jnp.array(stop_ids, jnp.int32),
         done=jnp.zeros(len(tokens), bool),
         seed=jnp.array(seed, jnp.int32),

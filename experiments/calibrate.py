@@ -6,7 +6,6 @@ Prints a table per batch and context, and leaves calibrate.json and calibrate.pn
 """
 
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from omegaconf import DictConfig
 from rich import box
 from rich.console import Console
@@ -23,9 +23,9 @@ from rich.table import Table
 from eagle4 import conf, decode, tracking
 from eagle4.errors import BadInput
 from eagle4.fingerprint import device_fingerprint
+from eagle4.harness import hardware
 from eagle4.harness.clock import interleaved, median, spread
 from eagle4.harness.hardware import Limits, forward_limit_s, measured_limits, weight_bytes
-from eagle4.nn.dense import dense
 from eagle4.report import COLOURS, plain, write_atomic
 from eagle4.specs import ModelSpec
 from eagle4.target import cache as kv
@@ -36,9 +36,6 @@ from eagle4.types import KVCache
 WARMUP = 2
 # The two aims: eight rows at most this much above one row, and one row above the reading of its weights.
 AIM = 1.6
-# Layers are stacked up to this size, beyond the caches, so that the cost of starting an operation fades.
-STACK_BYTES = 256 * 2**20
-SHAPES = {"q, o": ("q", "o"), "k, v": ("k", "v"), "gate, up": ("gate", "up"), "down": ("down",)}
 
 Tell = Callable[[Any], None]
 
@@ -83,10 +80,11 @@ def forward_calls(
     cache = filled_cache(spec, batch, context, params["embed"].dtype)
 
     def call(n: int) -> Callable[[], Any]:
-        tokens = jax.random.randint(jax.random.key(n), (batch, n), 0, spec.vocab_size, jnp.int32)
-        positions = jnp.broadcast_to(context + jnp.arange(n, dtype=jnp.int32), (batch, n))
-        attend = jnp.broadcast_to(jnp.tril(jnp.ones((n, n), bool)), (batch, n, n))
-        return lambda: decode.jit_forward(params, spec, tokens, positions, attend, cache)
+        tokens = np.random.default_rng(n).integers(0, spec.vocab_size, (batch, n), np.int32)
+        positions = np.broadcast_to(context + np.arange(n, dtype=np.int32), (batch, n))
+        attend = np.broadcast_to(np.tri(n, dtype=bool), (batch, n, n))
+        chain = tuple(map(jnp.asarray, (tokens, positions, attend)))
+        return lambda: decode.jit_forward(params, spec, *chain, cache)
 
     return {n: call(n) for n in nodes}
 
@@ -118,37 +116,6 @@ def forward_rows(
     return rows
 
 
-def stacks(params: dict[str, Any]) -> dict[str, list[jax.Array]]:
-    """The weight matrices of each shape, layer by layer; the head by itself."""
-    found = {kind: [layer[n] for layer in params["layers"] for n in names] for kind, names in SHAPES.items()}
-    return {**found, "head": [params.get("head", params["embed"])]}
-
-
-def product_rows(model: Checkpoint, nodes: list[int], repeats: int, tell: Tell) -> list[dict[str, Any]]:
-    """`dense` against the ordinary orientation on the model's own weights, for all weights of a shape together.
-
-    As many layers as fill STACK_BYTES are stacked into one product and the time is scaled to all of them. Nothing
-    is fused here, so `dense` also pays for turning its result around, which in a forward pass is free.
-    """
-    rows = []
-    for kind, weights in stacks(model.params).items():
-        used = weights[: math.ceil(STACK_BYTES / weights[0].nbytes)]
-        stack = jnp.concatenate(used) if len(used) > 1 else used[0]
-        calls: dict[tuple[int, str], Callable[[], Any]] = {}
-        for n in nodes:
-            x = jax.random.normal(jax.random.key(n), (n, stack.shape[1]), stack.dtype)
-            calls[n, "dense_ms"] = lambda x=x, w=stack: dense(x, w)
-            calls[n, "ordinary_ms"] = lambda x=x, w=stack: jnp.einsum("TI,OI->TO", x, w)
-        seconds = interleaved(calls, repeats, WARMUP, progress=tell)
-        for n in nodes:
-            times = {
-                way: 1e3 * median(seconds[n, way]) * len(weights) / len(used)
-                for way in ("dense_ms", "ordinary_ms")
-            }
-            rows.append({"weights": kind, "shape": list(weights[0].shape), "rows": n, **times})
-    return rows
-
-
 def targets(rows: list[dict[str, Any]], read_ms: float) -> list[dict[str, Any]]:
     """The two aims at every batch and context: value, and whether it is reached (None = not measured)."""
     found = []
@@ -166,16 +133,11 @@ def targets(rows: list[dict[str, Any]], read_ms: float) -> list[dict[str, Any]]:
 
 
 def measure(
-    model: Checkpoint,
-    lists: dict[str, list[int]],
-    repeats: int,
-    log: Callable[[dict[str, Any]], None],
-    console: Console,
+    model: Checkpoint, lists: dict[str, list[int]], repeats: int, log: Tell, console: Console
 ) -> tuple[Limits, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Limits, forward rows and product rows, under one progress bar."""
-    nodes, skinny = lists["nodes"], jax.default_backend() == "cpu"
+    """Limits, forward rows and (where `dense` has a choice) product times, under one progress bar."""
+    nodes = lists["nodes"]
     calls = (WARMUP + repeats) * len(nodes)
-    points = [(b, c) for b in lists["batch"] for c in lists["context"]]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
 
@@ -184,17 +146,16 @@ def measure(
             return lambda _: bar.advance(task)
 
         limits = measured_limits(model.params["embed"].dtype, progress=follow("limits", None))
-        rows = []
-        for batch, context in points:
+        rows, products = [], []
+        for batch, context in ((b, c) for b in lists["batch"] for c in lists["context"]):
             tell = follow(f"batch {batch}, context {context}", calls)
             group = forward_rows(model, limits, batch, context, nodes, repeats, tell)
             for row in group:
                 log({key: value for key, value in row.items() if key != "samples_ms"})
             rows += group
-        kinds = len(SHAPES) + 1
-        products = (
-            product_rows(model, nodes, repeats, follow("products", 2 * kinds * calls)) if skinny else []
-        )
+        if jax.default_backend() == "cpu":
+            tell = follow("products", 2 * len(hardware.SHAPES) * calls)
+            products = hardware.product_times(model.params, nodes, repeats, WARMUP, progress=tell)
     return limits, rows, products
 
 
@@ -254,23 +215,9 @@ def plot(forward: list[dict[str, Any]], path: Path) -> None:
         for i, context in enumerate(dict.fromkeys(row["context"] for row in mine)):
             line = [row for row in mine if row["context"] == context]
             nodes, colour = [row["nodes"] for row in line], COLOURS[1 + i % (len(COLOURS) - 1)]
+            axes.plot(nodes, [row["ratio"] for row in line], "o-", color=colour, label=f"context {context}")
             limits = [row["limit_ms"] / line[0]["forward_ms"] for row in line]
-            axes.plot(
-                nodes,
-                [row["ratio"] for row in line],
-                "o-",
-                color=colour,
-                markersize=4,
-                label=f"context {context}",
-            )
-            axes.plot(
-                nodes,
-                limits,
-                linestyle=(0, (4, 2)),
-                color=colour,
-                linewidth=1,
-                label=f"limit, context {context}",
-            )
+            axes.plot(nodes, limits, "--", color=colour, linewidth=1, label=f"limit, context {context}")
         axes.plot([8], [AIM], marker="v", color="black", linestyle="none", label=f"aim: {AIM} at 8")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({row["nodes"] for row in mine}), sorted({row["nodes"] for row in mine}))

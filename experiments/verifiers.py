@@ -38,7 +38,7 @@ BOUNDS = {"bound, distinct draws": "distinct", "bound, independent draws": "repe
 def settings(config: DictConfig, rng: np.random.Generator) -> Iterator[tuple[dict[str, Any], ex.Pairs]]:
     """The recorded pairs as one setting, or synthetic ones for every concentration and closeness."""
     if config.record is not None:
-        yield {"record": str(config.record)}, read_record(Path(config.record))
+        yield {"record": str(config.record)}, read_record(Path(config.record), config.pairs)
         return
     for concentration in config.concentration:
         shape = [concentration] * config.vocab
@@ -49,8 +49,8 @@ def settings(config: DictConfig, rng: np.random.Generator) -> Iterator[tuple[dic
             yield name, ex.compact(p, q / q.sum(-1, keepdims=True))
 
 
-def read_record(path: Path) -> ex.Pairs:
-    """p and q of an .npz, checked."""
+def read_record(path: Path, most: int) -> ex.Pairs:
+    """p and q of an .npz, checked; `most` rows of them, evenly spaced."""
     try:
         with np.load(path) as arrays:
             p, q = (np.asarray(arrays[name], np.float64) for name in ("p", "q"))
@@ -64,11 +64,12 @@ def read_record(path: Path) -> ex.Pairs:
             check_proposal(Proposal(ids, jnp.asarray(x[None], jnp.float32)), p.shape[1])
         except BadInput as error:
             raise BadInput(f"record {str(path)!r}, array {name}: {error}") from error
-    if (most := (q > 0).sum(-1).max()) > 256:
+    if (size := (q > 0).sum(-1).max()) > 256:
         raise BadInput(
-            f"record proposes {most} tokens in one row; keep the likeliest 256 of q and renormalise"
+            f"record proposes {size} tokens in one row; keep the likeliest 256 of q and renormalise"
         )
-    return ex.compact(p, q)
+    rows = np.unique(np.linspace(0, len(p) - 1, most).round().astype(int))
+    return ex.compact(p[rows], q[rows])
 
 
 def check(config: DictConfig) -> None:

@@ -139,6 +139,14 @@ def test_sampled_drafts_estimate_the_enumerated_ones(replace, monkeypatch):
     np.testing.assert_allclose(sampled, block, atol=0.08)
 
 
+def test_sampled_children_beyond_the_support_are_absent():
+    pairs = ex.compact(np.full((1, 6), 1 / 6), np.array([[0.5, 0.3, 0.2, 0, 0, 0]]))
+    drawn = ex.draws(pairs, 7, False, 50, np.random.default_rng(0))
+    assert (np.sort(drawn.tokens[..., :3], axis=-1) == [0, 1, 2]).all()
+    assert (drawn.tokens[..., 3:] == -1).all()
+    assert ex.picks(pairs, 7).tokens.tolist() == [[[0, 1, 2, -1, -1, -1, -1]]]
+
+
 def test_compact_merges_what_is_never_proposed():
     p = np.array([[0.1, 0.2, 0.3, 0.4], [0.25] * 4])
     q = np.array([[0.0, 0.3, 0.0, 0.7], [0.5, 0.0, 0.5, 0.0]])
@@ -191,7 +199,7 @@ def test_app_tells_bad_input_in_one_line(tmp_path):
         ("closeness=[1.5]", "0..1"),
         ("closeness=[]", "0..1"),
         ("sharpness=0", "sharpness"),
-        ("parents=[-1,2,0]", "not topologically ordered"),
+        ("parents=[-1,2,0]", "topological"),
     ],
 )
 def test_app_refuses(override, message):
@@ -211,4 +219,4 @@ def test_app_refuses(override, message):
 def test_app_refuses_a_record(p, q, message, tmp_path):
     np.savez(tmp_path / "pairs.npz", p=np.array(p), q=np.array(q))
     with pytest.raises(BadInput, match=message):
-        verifiers.read_record(tmp_path / "pairs.npz")
+        verifiers.read_record(tmp_path / "pairs.npz", 24)

@@ -135,6 +135,22 @@ def test_breakpoints_belong_to_the_cell_on_their_right():
     assert [at(0.0), below(0.25), at(0.25), below(0.75), at(0.75)] == [0, 0, 2, 2, 3]
 
 
+def test_rounding_of_the_cumulative_sum_never_accepts_a_child_of_probability_zero():
+    """A parallel prefix sum may rise at an entry of zero; a uniform in that gap belongs to the next real child."""
+    rng = np.random.default_rng(0)
+    take = rng.dirichlet([1.0] * 96, 2000).astype(np.float32)
+    take[:, 1::2] = 0
+    before = np.asarray(jnp.cumsum(take, axis=-1))[:, :-1]
+    for child in range(1, 96, 2):
+        assert not (walk.cell(jnp.asarray(take), jnp.asarray(before[:, child - 1])) == child).any()
+
+
+def test_an_empty_residual_falls_back_to_p():
+    p = jnp.array([[0.0, 0.4, 0.6]] * 2)
+    residual = jnp.array([[0.0, 0.0, 0.0], [0.0, 1e-3, 0.0]])
+    assert walk.draw_residual(residual, p, jnp.array([0.9, 0.9])).tolist() == [2, 1]
+
+
 def tree(tokens, parents, q=None):
     """One row: the record of a tree written by hand."""
     size = len(parents)

@@ -15,7 +15,7 @@ from eagle4.drafters.tree_drafting import draft_tree, row_uniforms
 from eagle4.sampling import draw
 from eagle4.specs import DrafterSpec, ModelSpec, TreeSpec
 from eagle4.tree.grow import assemble, choose, creation_order, grow
-from eagle4.types import Commit, Plan, Proposal
+from eagle4.types import Commit, Draft, Plan, Proposal
 
 
 @struct.dataclass
@@ -46,6 +46,7 @@ def toy_params(model: ModelSpec, seed: int = 0, taps: int = 0, candidates: int =
         "ids": jnp.array(order, jnp.int32),
         "probs": jnp.array(probs, jnp.float32),
         "blank": jnp.zeros((taps, model.hidden_size)),
+        "junk": jnp.array(False),
     }
 
 
@@ -55,7 +56,7 @@ def toy(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
     def propose(params, state, root, plan, keys):
         follow, root_q = lookup(params, root)
         draft, _ = draft_tree(tree, follow, (), root, root_q, keys, plan, extend)
-        return draft, state
+        return spoil(params, draft), state
 
     return Drafter(init, propose, feed)
 
@@ -81,30 +82,20 @@ def toy_independent(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
         pool, _ = grow(step, (), first, tree, plan, extend, first_children(tree))
         drawn = assemble(pool, choose(creation_order(pool.score), plan.nodes, tree.nodes), root)
         q = Proposal(params["ids"][drawn.tokens], params["probs"][drawn.tokens])
-        return replace(drawn, q=q), state
+        return spoil(params, replace(drawn, q=q)), state
 
     return Drafter(init, propose, feed)
 
 
-def toy_poisoned(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
-    """The toy, with junk wherever a slot holds no node: ids outside the vocabulary (their embedding is NaN)."""
-    clean = toy(spec, tree, extend)
-
-    def propose(params, state, root, plan, keys):
-        draft, state = clean.propose(params, state, root, plan, keys)
-        unused = ~draft.candidate & (jnp.arange(draft.tokens.shape[1]) > 0)
-        junk = replace(
-            draft,
-            tokens=jnp.where(unused, 10_000, draft.tokens),
-            score=jnp.where(unused, jnp.nan, draft.score),
-        )
-        if draft.q is not None:
-            spoil = unused[..., None]
-            q = Proposal(jnp.where(spoil, -1, draft.q.ids), jnp.where(spoil, jnp.nan, draft.q.probs))
-            junk = replace(junk, q=q)
-        return junk, state
-
-    return clean._replace(propose=propose)
+def spoil(params, draft: Draft) -> Draft:
+    """Where `params["junk"]` says so, junk in slots without a node: ids outside the vocabulary embed as NaN."""
+    unused = params["junk"] & ~draft.candidate & (jnp.arange(draft.tokens.shape[1]) > 0)
+    q = draft.q
+    if q is not None:
+        row = unused[..., None]
+        q = Proposal(jnp.where(row, -1, q.ids), jnp.where(row, jnp.nan, q.probs))
+    tokens = jnp.where(unused, 10_000, draft.tokens)
+    return replace(draft, tokens=tokens, score=jnp.where(unused, jnp.nan, draft.score), q=q)
 
 
 def lookup(params, root):
@@ -155,4 +146,3 @@ def feed(params, state: Seen, commit: Commit, start) -> Seen:
 
 DRAFTERS["toy"] = toy
 DRAFTERS["toy_independent"] = toy_independent
-DRAFTERS["toy_poisoned"] = toy_poisoned

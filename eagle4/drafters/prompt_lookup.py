@@ -104,9 +104,9 @@ def trie(
     keep = valid & (owner == jnp.arange(M)[:, None])
     slot = jnp.where(keep, jnp.cumsum(keep.reshape(B, -1), axis=-1).reshape(B, M, D), 0)
     keep = keep & (slot < jnp.minimum(nodes, envelope))
-    above = jnp.concatenate([owner[..., :1] * D, owner[..., 1:] * D + jnp.arange(D - 1)], axis=-1)
-    parent = jnp.take_along_axis(slot.reshape(B, -1), above.reshape(B, -1), axis=-1).reshape(B, M, D)
-    parent = parent.at[..., 0].set(0)
+    above = owner[..., :-1] * D + jnp.arange(D - 1)
+    deeper = jnp.take_along_axis(slot.reshape(B, -1), above.reshape(B, -1), axis=-1).reshape(above.shape)
+    parent = jnp.concatenate([jnp.zeros((B, M, 1), jnp.int32), deeper], axis=-1)[..., :D]
     place = jnp.where(keep, slot, envelope).reshape(B, -1)
     rows = jnp.arange(B)[:, None]
 

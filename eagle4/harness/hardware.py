@@ -5,19 +5,23 @@ Source: Williams, Waterman and Patterson, "Roofline: an insightful visual perfor
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from eagle4.harness.clock import interleaved
+from eagle4.harness.clock import interleaved, median
+from eagle4.nn.dense import dense
 from eagle4.specs import ModelSpec
 from eagle4.target.model import abstract
 
 COLUMNS = 4096
 # Bytes read, and rows of the square product: far beyond any cache, and long beside the time of a launch.
 SIZES = {"cpu": (512 * 2**20, 2048), "other": (2 * 2**30, 8192)}
+# Weight matrices by shape; the head stands alone.
+SHAPES = {"q, o": ("q", "o"), "k, v": ("k", "v"), "gate, up": ("gate", "up"), "down": ("down",), "head": ()}
 
 
 class Limits(NamedTuple):
@@ -75,10 +79,10 @@ def weight_bytes(params: dict[str, Any]) -> int:
 def forward_limit_s(
     spec: ModelSpec, rows: int, limits: Limits, context: int, batch: int = 1, itemsize: int = 4
 ) -> float:
-    """Seconds below which no forward pass of `rows` rows in all (batch × nodes) can be: max(bytes / bandwidth, flops / peak).
+    """Seconds that a forward pass takes at least: max(bytes / bandwidth, flops / peak), `rows` being batch × nodes.
 
-    bytes = itemsize · (W + batch · Σ_l 2·G·E·s_l): every weight once, head included, and the committed keys and values.
-    flops = rows · (2·M + Σ_l 4·H·E·s_l): two per matrix weight, and scores and mixing over the context.
+    bytes = itemsize · (W + batch · Σ_l 2·G·E·s_l): every weight once, head included, and the committed keys and
+    values. flops = rows · (2·M + Σ_l 4·H·E·s_l): two per matrix weight, and scores and mixing over the context.
     s_l = min(context, window of layer l); M leaves the norms and biases out of W; the new rows' own attention
     and all activations are neglected. `itemsize` is that of weights and cache, in bytes.
     """
@@ -89,3 +93,38 @@ def forward_limit_s(
     read = itemsize * (weights + batch * 2 * spec.num_kv_heads * spec.head_dim * seen)
     flops = rows * (2 * matrices + 4 * spec.num_heads * spec.head_dim * seen)
     return max(read / limits.read_bytes_per_s, flops / limits.flops_per_s)
+
+
+def product_times(
+    params: dict[str, Any],
+    rows: Sequence[int],
+    repeats: int,
+    warmup: int = 2,
+    stack_bytes: int = 256 * 2**20,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[Any], None] | None = None,
+) -> list[dict[str, Any]]:
+    """`dense` against the ordinary orientation on the model's own weights: ms for all weights of a shape together.
+
+    As many layers as fill `stack_bytes` (beyond the caches) are stacked into one product, so that the cost of
+    starting an operation fades, and the time is scaled to all of them. Nothing is fused here: `dense` pays for
+    turning its result around, which a compiled forward pass hides, so its gain is rather understated.
+    """
+    found = []
+    for kind, names in SHAPES.items():
+        weights = [layer[name] for layer in params["layers"] for name in names]
+        if kind == "head":
+            weights = [params["head"] if "head" in params else params["embed"]]
+        used = weights[: math.ceil(stack_bytes / weights[0].nbytes)]
+        stack = jnp.concatenate(used) if len(used) > 1 else used[0]
+        calls: dict[tuple[int, str], Callable[[], Any]] = {}
+        for n in rows:
+            x = jnp.ones((n, stack.shape[1]), stack.dtype)
+            calls[n, "dense_ms"] = partial(dense, x, stack)
+            calls[n, "ordinary_ms"] = partial(jnp.einsum, "TI,OI->TO", x, stack)
+        seconds = interleaved(calls, repeats, warmup, clock, progress)
+        scale = 1e3 * len(weights) / len(used)
+        for n in rows:
+            times = {way: scale * median(seconds[n, way]) for way in ("dense_ms", "ordinary_ms")}
+            found.append({"weights": kind, "shape": list(weights[0].shape), "rows": n, **times})
+    return found

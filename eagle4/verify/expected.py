@@ -46,8 +46,8 @@ def compact(p: Float[np.ndarray, "M U"], q: Float[np.ndarray, "M U"]) -> Pairs:
 
 def picks(pairs: Pairs, count: int) -> Siblings:
     """The likeliest `count` tokens under q, for certain."""
-    proposed = np.take_along_axis(pairs.q, np.arange(count)[None, :] % pairs.q.shape[-1], -1) > 0
-    tokens = np.where(proposed & (np.arange(count) < pairs.q.shape[-1]), np.arange(count), -1)
+    rank = np.arange(count)
+    tokens = np.where(rank < (pairs.q > 0).sum(-1, keepdims=True), rank, -1)
     return Siblings(tokens[:, None, :], np.ones((len(pairs.q), 1)))
 
 

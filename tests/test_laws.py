@@ -1,0 +1,245 @@
+"""Laws 1 and 3–7 over every method: drafter × tree × verifier, batched and alone.
+
+To put a new method under the laws, add it to METHODS. Every game is played round by round through `decode.generate`,
+so that each method compiles one program per batch size. At temperature > 0 the laws of greedy decoding hold for a
+target whose distribution is one token, and such a target is the same program with other weights.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kit import answers, begin, numpy_logits, plain_greedy, prompts, tiny_params
+from toy import toy_params
+
+from eagle4 import decode
+from eagle4.decode import Params
+from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.tree.presets import spec_of
+
+MODEL = ModelSpec("llama", 16, 16, 24, 2, 2, 1, 8, 256)
+TAPS = (0, 2)
+
+
+class Method(NamedTuple):
+    """What a method is made of, which verifiers it goes with, and the drafter's weights."""
+
+    drafter: DrafterSpec
+    tree: TreeSpec
+    verifiers: tuple[str, ...]
+    weights: Callable[[], Any] = lambda: None
+
+
+def table():
+    return toy_params(MODEL, seed=1, taps=len(TAPS))
+
+
+def sparse_table():
+    return toy_params(MODEL, seed=1, taps=len(TAPS), candidates=5)
+
+
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1))
+TOY, INDEPENDENT = DrafterSpec("toy"), DrafterSpec("toy_independent")
+LOOKUP = DrafterSpec("prompt_lookup", min_ngram=1, max_ngram=3, matches=2)
+PICKED, DRAWN = ("greedy", "point_mass"), ("greedy", "point_mass", "rejection")
+METHODS = {
+    "none": Method(DrafterSpec("none"), TreeSpec(depth=0, nodes=1), PICKED),
+    "prompt_lookup": Method(LOOKUP, TreeSpec("dynamic", 3, 2, 2, 6, buckets=(6,)), PICKED),
+    "chain": Method(TOY, TreeSpec("chain", 3, 1, 1, 4, buckets=(1, 4)), PICKED, table),
+    "static": Method(TOY, spec_of(PATHS, buckets=(10,)), PICKED, table),
+    "dynamic": Method(TOY, TreeSpec("dynamic", 3, 3, 3, 9, buckets=(1, 9)), PICKED, table),
+    "sampled": Method(TOY, TreeSpec("sampled", 3, 2, 3, 10, buckets=(10,)), DRAWN, table),
+    "sparse": Method(TOY, TreeSpec("sampled", 2, 3, 3, 13, buckets=(13,)), ("rejection",), sparse_table),
+    "drawn chain": Method(TOY, TreeSpec("sampled", 3, 1, 1, 4, buckets=(4,)), ("rejection", "block"), table),
+    "independent": Method(
+        INDEPENDENT, TreeSpec("sampled", 2, 2, 3, 8, buckets=(8,)), ("multi_round", "k_sequential"), table
+    ),
+}
+
+# The rest of the grid, and the batch of one, are `slow`: every case is a program to compile.
+QUICK = {("static", "greedy"), ("dynamic", "greedy"), ("sampled", "rejection"), ("drawn chain", "block")}
+
+NEW, CAPACITY = 24, 128
+TEXTS = prompts((5, 70, 3, 12), seed=7, vocab=MODEL.vocab_size)
+NO_STOP = (900, 901)
+PLANS = (
+    PolicySpec(),
+    PolicySpec(depth=1),
+    PolicySpec(depth=2, children=1),
+    PolicySpec(width=1, nodes=4),
+    PolicySpec(nodes=2),
+    PolicySpec(nodes=1),
+)
+
+
+class Case(NamedTuple):
+    """A method with a verifier, at one batch size: the rows it decodes and what plain decoding gives for them.
+
+    `sure` are the weights of a target that leaves nothing to chance; `params` those of the target itself.
+    """
+
+    system: System
+    params: Params
+    sure: Params
+    texts: list[list[int]]
+    plain: list[list[int]]
+
+
+def cases():
+    for name, method in METHODS.items():
+        for verifier in method.verifiers:
+            for batch in (4, 1):
+                quick = (name, verifier) in QUICK and (batch == 4 or name == "dynamic")
+                marks = () if quick else (pytest.mark.slow,)
+                yield pytest.param((name, verifier, batch), id=f"{name}-{verifier}-{batch}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=list(cases()))
+def case(request) -> Case:
+    name, verifier, batch = request.param
+    method = METHODS[name]
+    system = System(
+        MODEL,
+        method.drafter,
+        method.tree,
+        verifier=verifier,
+        sampling=SamplingSpec(temperature=0.0 if verifier == "greedy" else 1.0, seed=5),
+        taps=TAPS,
+    )
+    target, drafter = tiny_params(MODEL, seed=1), method.weights()
+    # The least gap between two logits on these texts is 0.01 (checked below): e^-100 is no chance at all.
+    certain = target if system.sampling.greedy else target | {"head": target["head"] * 1e4}
+    texts = TEXTS[:batch]
+    return Case(system, Params(target, drafter), Params(certain, drafter), texts, plain_answers()[:batch])
+
+
+@cache
+def plain_answers() -> list[list[int]]:
+    return [plain_greedy(tiny_params(MODEL, seed=1), MODEL, text, NEW + 6) for text in TEXTS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """The programs here are compiled once and run for milliseconds; what they compute is the same."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def play(case: Case, params: Params, texts=None, new=NEW, change=lambda state: state, most=99, **kw):
+    """Decode round by round, with `change` before each: the final state and each round's RoundInfo."""
+    options = {"capacity": CAPACITY, "stop_ids": NO_STOP} | kw
+    state = begin(case.system, params, texts or case.texts, new, **options)
+    rounds = []
+    while not bool(state.done.all()) and len(rounds) < most:
+        state, history, _ = decode.generate(case.system, params, change(state), 1)
+        rounds.append(jax.tree.map(lambda all_: np.asarray(all_)[0], history))
+    return state, rounds
+
+
+def test_the_greedy_continuations_have_no_near_ties():
+    for text, answer in zip(TEXTS, plain_answers()):
+        logits = np.sort(numpy_logits(tiny_params(MODEL, seed=1), MODEL, text + answer), axis=-1)
+        assert (logits[len(text) - 1 : -1, -1] - logits[len(text) - 1 : -1, -2]).min() > 0.01
+
+
+def test_text_is_plain_decodings_under_every_plan_in_one_program(case):
+    """Laws 1 and 4: over 30 rounds, whatever depth, width, children and nodes the plan asks for."""
+    play(case, case.sure, most=1)
+    programs = decode.jit_start._cache_size(), decode.generate._cache_size()
+    count, nodes = 0, set()
+    for policy in PLANS:
+        state, rounds = play(case, case.sure, policy=policy)
+        assert answers(state) == [p[:NEW] for p in case.plain]
+        count += len(rounds)
+        nodes.add(max(int(r.drafted_nodes.max()) for r in rounds))
+        assert nodes <= set(range(case.system.tree.nodes))
+        assert all((r.num_accepted <= r.drafted_depth).all() for r in rounds)
+    assert count > 30
+    assert (decode.jit_start._cache_size(), decode.generate._cache_size()) == programs
+    if case.system.drafter.name != "none":
+        assert len(nodes) > 2
+
+
+def test_cache_and_drafter_equal_a_fresh_prefill_of_the_text(case):
+    """Law 3."""
+    state, rounds = play(case, case.params, most=6)
+    assert case.system.drafter.name == "none" or sum(int(r.num_accepted.sum()) for r in rounds) > 0
+    agrees_with_fresh_prefill(case, state)
+
+
+def agrees_with_fresh_prefill(case, state):
+    texts = [t + a for t, a in zip(case.texts, answers(state))]
+    fresh = begin(case.system, case.params, [t[:-1] for t in texts], NEW, capacity=CAPACITY, stop_ids=NO_STOP)
+    assert state.cache.length.tolist() == [len(t) - 1 for t in texts]
+    for b, text in enumerate(texts):
+        told = slice(0, len(text) - 1)
+        for mine, other in zip(state.cache.k + state.cache.v, fresh.cache.k + fresh.cache.v):
+            np.testing.assert_allclose(mine[b, :, told], other[b, :, told], atol=1e-4)
+        if hasattr(state.drafter, "features"):
+            assert state.drafter.length[b] == len(text) - 1
+            assert state.drafter.tokens[b, 1 : len(text)].tolist() == text[1:]
+            for mine, other in zip(fed(state), fed(fresh)):
+                np.testing.assert_allclose(mine[b, told], other[b, told], atol=1e-4)
+
+
+def fed(state):
+    return state.drafter.features, state.drafter.hidden
+
+
+def test_rows_do_not_depend_on_their_neighbours(case):
+    """Law 5: other rows, another order, the row alone where the batch is one."""
+    B = len(case.texts)
+    seeds = np.arange(11, 11 + B)
+    together = answers(play(case, case.params, seeds=seeds)[0])
+    order = np.roll(np.arange(B), 1)[::-1]
+    turned = play(case, case.params, texts=[case.texts[i] for i in order], seeds=seeds[order])[0]
+    assert [answers(turned)[list(order).index(i)] for i in range(B)] == together
+    others = prompts((9, 4, 66, 2), seed=8, vocab=MODEL.vocab_size)
+    for i in range(B):
+        texts = [case.texts[i] if j == i else others[j] for j in range(B)]
+        mixed = play(case, case.params, texts=texts, seeds=np.where(np.arange(B) == i, seeds, 77))[0]
+        assert answers(mixed)[i] == together[i]
+
+
+def test_poison_changes_nothing(case):
+    """Law 6: NaN in every cache slot that is not committed and in every unused node, junk in text to come."""
+
+    def spoiled(state):
+        beyond = jnp.arange(CAPACITY) >= state.cache.length[:, None]
+        slots = jax.tree.map(
+            lambda x: jnp.where(beyond[:, None, :, None], jnp.nan, x), (state.cache.k, state.cache.v)
+        )
+        tokens = jnp.where(jnp.arange(CAPACITY) >= state.length[:, None], 7, state.tokens)
+        return state.replace(tokens=tokens, cache=state.cache.replace(k=slots[0], v=slots[1]))
+
+    clean, _ = play(case, case.params, policy=PolicySpec(nodes=5))
+    drafter = case.params.drafter
+    junk = case.params if drafter is None else case.params._replace(drafter=drafter | {"junk": jnp.array(True)})
+    dirty, _ = play(case, junk, policy=PolicySpec(nodes=5), change=spoiled)
+    assert answers(dirty) == answers(clean)
+
+
+def test_stop_tokens_crop_at_every_place(case):
+    """Law 7: also inside an accepted path, which then is not written beyond the stop token."""
+    cropped = 0
+    for stop in sorted(set(case.plain[0][1:])):
+        state, rounds = play(case, case.sure, stop_ids=(stop, NO_STOP[0]))
+        ends = [p.index(stop) + 1 if stop in p[:NEW] else NEW for p in case.plain]
+        assert answers(state) == [p[:end] for p, end in zip(case.plain, ends)]
+        assert state.cache.length.tolist() == [len(t) + end - 1 for t, end in zip(case.texts, ends)]
+        cropped += sum(int((r.num_accepted + 1 > r.num_committed)[r.active].sum()) for r in rounds)
+    assert cropped > 0 or case.system.drafter.name in ("none", "prompt_lookup")
+
+
+def test_the_new_token_budget_is_met_exactly(case):
+    """Law 7."""
+    for new in (1, 2, 3, 4, 5, 6):
+        state, _ = play(case, case.sure, new=new)
+        assert answers(state) == [p[:new] for p in case.plain]
+        assert bool(state.done.all())
