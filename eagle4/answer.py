@@ -97,15 +97,20 @@ def answer(
     first = time.perf_counter()
     most = stretch(limits)
     parts: list[RoundInfo] = []
-    while not bool(state.done.all()):
+    while not over(state, words, limits):
         state, info, count = jax.block_until_ready(decode.generate(system, params, state, most))
         parts.append(jax.tree.map(lambda a, n=int(count): np.asarray(a)[:n], info))
-        if limits.stops and text.find_stop(words, answer_ids(state), limits.stops)[2] is not None:
-            break
     ended = time.perf_counter()
     rounds = jax.tree.map(lambda *a: np.concatenate(a), *parts) if parts else no_rounds()
     kept, string, _ = text.find_stop(words, answer_ids(state), limits.stops)
     return Answer(answer_ids(state)[:kept], string, first - begun, ended - first, crop(rounds, kept))
+
+
+def over(state: DecodeState, words: Text, limits: Limits) -> bool:
+    """Whether the request has ended, or a stop string is complete."""
+    if bool(state.done.all()):
+        return True
+    return bool(limits.stops) and text.find_stop(words, answer_ids(state), limits.stops)[2] is not None
 
 
 def stretch(limits: Limits) -> int:
@@ -199,7 +204,8 @@ def compare_greedy(
     short = np.asarray(decode.jit_shortfall(params.target, system.model, padded, np.int32(len(whole))))
     short = short[len(prompt) : len(whole)]
     first = next((i for i, (a, b) in enumerate(zip(ids, plain)) if a != b), None)
+    ties = int(((short > 0) & (short < gap)).sum())
     if first is None or short.max(initial=0.0) >= gap:
-        return False, int((short > 0).sum())
+        return False, ties
     # The two argmaxes of a tie differ by rounding, so one of them may be the argmax of this third computation.
-    return True, max(1, int((short > 0).sum()))
+    return True, max(1, ties)

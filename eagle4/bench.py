@@ -1,6 +1,6 @@
 """Methods side by side: the same prompts, interleaved prompt by prompt, so that the machine's drift hits all alike."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle4 import answer as ask
@@ -23,19 +23,25 @@ class Turn(NamedTuple):
     answer: Answer
 
 
-def conversation_capacity(
-    methods: Sequence[Method], words: Text, prompt: Prompt, limits: Limits, turns: int
-) -> int:
-    """Buffer size that holds the last turn, whatever the answers to earlier ones will be."""
-    messages = []
-    for turn in prompt.turns[:turns]:
-        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": ""}]
-    ids = text.encode_chat(words, messages[:-1])
-    longest = len(ids) + limits.max_new_tokens * (len(prompt.turns[:turns]) - 1)
-    try:
-        return ask.capacity_for([m.system for m in methods], longest, limits.max_new_tokens)
-    except BadInput as error:
-        raise BadInput(f"prompt {prompt.id!r}: {error}") from None
+def capacities(
+    methods: Sequence[Method], words: Text, prompts: Sequence[Prompt], limits: Limits, turns: int
+) -> dict[str, int]:
+    """Buffer size of each prompt, by id: it holds the last turn, whatever the answers to earlier ones will be.
+
+    Raises BadInput for a prompt that the model's context cannot hold.
+    """
+    sizes = {}
+    for prompt in prompts:
+        messages = []
+        for turn in prompt.turns[:turns]:
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": ""}]
+        ids = text.encode_chat(words, messages[:-1])
+        longest = len(ids) + limits.max_new_tokens * (len(prompt.turns[:turns]) - 1)
+        try:
+            sizes[prompt.id] = ask.capacity_for([m.system for m in methods], longest, limits.max_new_tokens)
+        except BadInput as error:
+            raise BadInput(f"prompt {prompt.id!r}: {error}") from None
+    return sizes
 
 
 def converse(
@@ -47,6 +53,10 @@ def converse(
         messages.append({"role": "user", "content": content})
         ids = text.encode_chat(words, messages)
         own = ask.seed_of(f"{seed}/{prompt.id}/{number}")
+        # The text of an earlier answer may take more tokens than it was made of: bytes that are not UTF-8 do.
+        need = ask.capacity_for([method.system], len(ids), limits.max_new_tokens)
+        if need > capacity:
+            ask.warm(method.system, method.params, method.policy, words, limits, capacity := need)
         reply = ask.answer(method.system, method.params, method.policy, words, ids, own, limits, capacity)
         messages.append({"role": "assistant", "content": reply.text})
         yield Turn(number, ids, reply)
@@ -58,14 +68,14 @@ def measure(
     prompts: Sequence[Prompt],
     limits: Limits,
     turns: int,
+    sizes: Mapping[str, int],
     told: Callable[[str], None],
 ) -> Iterator[list[Sample]]:
     """Samples of every method for one prompt after another. methods[0] is plain decoding, the baseline.
 
-    Yields prompt by prompt, so an interrupted run keeps whole prompts. `told` hears what happens, for a progress bar.
-    Which method goes first rotates.
+    `sizes` are the `capacities` of the prompts. Yields prompt by prompt, so an interrupted run keeps whole prompts.
+    `told` hears what happens, for a progress bar. Which method goes first rotates.
     """
-    sizes = {p.id: conversation_capacity(methods, words, p, limits, turns) for p in prompts}
     for capacity in sorted(set(sizes.values())):
         for method in methods:
             told(f"compiling {method.name}, {capacity} slots")

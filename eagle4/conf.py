@@ -17,7 +17,6 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,48 +32,10 @@ from omegaconf.errors import OmegaConfBaseException
 from eagle4 import tracking
 from eagle4.compilation import keep_compiled
 from eagle4.errors import BadInput
-from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, TreeSpec
+from eagle4.specs import DataSpec, DecodeSpec, DrafterSpec, ModelSource, PolicySpec, SamplingSpec, TreeSpec
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 METHOD_KEYS = ("name", "drafter", "tree", "policy", "verifier")
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where the target's weights come from, and the dtype they run in."""
-
-    source: str
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        dtypes = ("float32", "bfloat16", "float16")
-        if self.dtype not in dtypes:
-            raise BadInput(f"model.dtype {self.dtype!r} is not known; use one of {', '.join(dtypes)}")
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which prompts: `path` None is the packaged file, `limit` None all of it; `turns` is first or all."""
-
-    path: str | None = None
-    limit: int | None = None
-    max_new_tokens: int = 128
-    turns: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.turns not in ("first", "all"):
-            raise BadInput(f"data.turns {self.turns!r} is not known; use first or all")
-        if self.limit is not None and self.limit < 1:
-            raise BadInput(f"data.limit must be at least 1 (null = all prompts), got {self.limit}")
-        if self.max_new_tokens < 1:
-            raise BadInput(f"data.max_new_tokens must be at least 1, got {self.max_new_tokens}")
-
-
-@dataclass(frozen=True)
-class DecodeSpec:
-    """Where an answer ends, besides the model's own stop ids: `stops` are strings."""
-
-    stops: tuple[str, ...] = ()
 
 
 GROUPS: dict[str, type] = {

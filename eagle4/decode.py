@@ -110,6 +110,8 @@ def verify(system: System, params: Params, state: DecodeState, guesses: Draft) -
 def verify_rows(system: System, n: int, weights: Any, state: DecodeState, guesses: Draft) -> Checked:
     """Verify the first n nodes: forward, accept, and gather the accepted path's rows."""
     guesses = crop(guesses, n)
+    # Whatever a drafter leaves in an unused slot: an id outside the vocabulary would embed as NaN, and spoil the rest.
+    guesses = replace(guesses, tokens=jnp.where(used(guesses.parent), guesses.tokens, 0))
     P = system.tree.depth
     at = positions(state.length - 1, guesses.depth)
     out = target.apply(weights, system.model, guesses.tokens, at, guesses.attend, state.cache, system.taps)

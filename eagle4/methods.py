@@ -40,6 +40,8 @@ def build_method(
     _known("verifier", verifier, VERIFIERS)
     for field in ("depth", "width", "children", "nodes"):
         most, wanted = getattr(tree, field), getattr(policy, field)
+        if wanted < 0:
+            raise BadInput(f"policy.{field}={wanted} is negative; 0 means tree.{field}")
         if wanted > most:
             raise BadInput(
                 f"policy.{field}={wanted} is outside the tree envelope; raise tree.{field} from {most}"

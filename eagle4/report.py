@@ -36,14 +36,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_atomic(path: str | Path, text: str) -> None:
+def write_atomic(path: str | Path, content: str | bytes) -> None:
     """Writes a file so that a reader sees all of it or none: a temporary file beside it, then a rename."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

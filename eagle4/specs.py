@@ -205,6 +205,50 @@ class PolicySpec:
 
 
 @dataclass(frozen=True)
+class ModelSource:
+    """Where the target's weights come from, and the dtype they run in."""
+
+    source: str
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        dtypes = ("float32", "bfloat16", "float16")
+        _require(
+            self.dtype in dtypes, f"model.dtype {self.dtype!r} is not known; use one of {', '.join(dtypes)}"
+        )
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which prompts: `path` None is the packaged file, `limit` None all of it; `turns` is first or all."""
+
+    path: str | None = None
+    limit: int | None = None
+    max_new_tokens: int = 128
+    turns: str = "all"
+
+    def __post_init__(self) -> None:
+        _require(self.turns in ("first", "all"), f"data.turns {self.turns!r} is not known; use first or all")
+        _require(
+            self.limit is None or self.limit >= 1,
+            f"data.limit must be at least 1 (null = all prompts), got {self.limit}",
+        )
+        _require(
+            self.max_new_tokens >= 1, f"data.max_new_tokens must be at least 1, got {self.max_new_tokens}"
+        )
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """Where an answer ends, besides the model's own stop ids: `stops` are strings."""
+
+    stops: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(all(self.stops), f"decode.stops must be non-empty strings, got {self.stops}")
+
+
+@dataclass(frozen=True)
 class System:
     """Everything a compiled round specialises on: model and method.
 

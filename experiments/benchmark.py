@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eagle4 import bench, conf, metrics, report, tracking
 from eagle4.answer import Limits
+from eagle4.errors import BadInput
 from eagle4.methods import Method, build_method
 from eagle4.prompts import load_prompts
 from eagle4.target.hub import fetch
@@ -25,13 +26,16 @@ PROMPTS = Path(__file__).parent / "prompts" / "default.jsonl"
 
 def main(config: DictConfig) -> None:
     folder, job = conf.output()
-    data = conf.build(config.data)
+    source, data, sampling, ends = (conf.build(config[k]) for k in ("model", "data", "sampling", "decode"))
+    parts = method_parts(config)
+    phase_tokens = min(phase_tokens_of(config), data.max_new_tokens)
     prompts = load_prompts(data.path or str(PROMPTS), data.limit)
-    checkpoint = load(fetch(config.model.source), config.model.dtype)
+    checkpoint = load(fetch(source.source), source.dtype)
     words = load_text(checkpoint.tokenizer)
-    methods = [method_of(parts, checkpoint, conf.build(config.sampling)) for parts in method_parts(config)]
-    limits = Limits(data.max_new_tokens, tuple(config.decode.stops))
+    methods = [method_of(each, checkpoint, sampling) for each in parts]
+    limits = Limits(data.max_new_tokens, ends.stops)
     turns = 1 if data.turns == "first" else max(len(p.turns) for p in prompts)
+    sizes = bench.capacities(methods, words, prompts, limits, turns)
     console = Console()
     samples: list[metrics.Sample] = []
     with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
@@ -43,13 +47,13 @@ def main(config: DictConfig) -> None:
                 def told(what: str) -> None:
                     progress.update(bar, description=what)
 
-                for new in bench.measure(methods, words, prompts, limits, turns, told):
+                for new in bench.measure(methods, words, prompts, limits, turns, sizes, told):
                     samples += new
                     write_rounds(folder / "rounds.jsonl", new)
                     for sample in new:
                         run.log(record(sample))
                     progress.advance(bar)
-                samples = bench.time_phases(methods, words, prompts, samples, config.phase_tokens, told)
+                samples = bench.time_phases(methods, words, prompts, samples, phase_tokens, told)
         finally:
             if samples:
                 finish(run, samples, methods[0].name, console, total=len(prompts))
@@ -60,6 +64,13 @@ def method_parts(config: DictConfig) -> list[dict]:
     chosen = conf.methods_of(config)
     names = [parts["name"] for parts in chosen]
     return [chosen.pop(names.index("ar")) if "ar" in names else conf.compose_method("ar"), *chosen]
+
+
+def phase_tokens_of(config: DictConfig) -> int:
+    tokens = config.phase_tokens
+    if not isinstance(tokens, int) or tokens < 0:
+        raise BadInput(f"phase_tokens must be a whole number, 0 for no phase times, got {tokens!r}")
+    return tokens
 
 
 def method_of(parts: dict, checkpoint, sampling) -> Method:

@@ -167,7 +167,8 @@ def main(config: DictConfig) -> None:
     rows = []
     for setting, pairs in settings(config, rng):
         overlap = float(np.minimum(pairs.p, pairs.q).sum(-1).mean())
-        rows.append({"setting": setting, "overlap": overlap, **compare(config, pairs, rng)})
+        common = {"setting": setting, "sharpness": config.sharpness, "overlap": overlap}
+        rows.append({**common, **compare(config, pairs, rng)})
     titles = {
         "chain": f"chain of {config.depth}",
         "level": f"one level of {config.children} child{'ren' * (config.children > 1)}",

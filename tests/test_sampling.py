@@ -90,7 +90,9 @@ def test_top_k_one_is_greedy_and_everything_off_is_softmax():
 
 def test_numbers_made_by_hand():
     def p(weights, **kw):
-        return sampling.probabilities(log([weights]), SamplingSpec(**{"temperature": 1.0} | kw))[0].tolist()
+        return sampling.probabilities(log([weights]), SamplingSpec(kw.pop("temperature", 1.0), **kw))[
+            0
+        ].tolist()
 
     assert p([0.6, 0.3, 0.1], top_p=0.8) == pytest.approx([2 / 3, 1 / 3, 0])
     # Two tokens share the last place of the nucleus: both stay, in whichever order they stand.
@@ -102,7 +104,9 @@ def test_numbers_made_by_hand():
 
 def test_filters_apply_in_order_temperature_top_k_top_p_min_p():
     def p(weights, **kw):
-        return sampling.probabilities(log([weights]), SamplingSpec(**{"temperature": 1.0} | kw))[0].tolist()
+        return sampling.probabilities(log([weights]), SamplingSpec(kw.pop("temperature", 1.0), **kw))[
+            0
+        ].tolist()
 
     assert p([0.4, 0.3, 0.2, 0.1], top_k=2, top_p=0.5) == pytest.approx([1, 0, 0, 0])
     assert p([0.4, 0.24, 0.18, 0.18], top_p=0.6, min_p=0.5) == pytest.approx([0.625, 0.375, 0, 0])

@@ -12,8 +12,8 @@ from eagle4.verify.rejection import law as rejection
 EXACT = 1e-6
 BUG = 1e-3
 
-# A point mass is exact for any drafts, drawn ones too: given the draft, the emitted token already follows p. Rejection
-# without replacement passes over repeats, and what is left of independent draws then are draws without replacement.
+# A point mass is exact for any drafts, drawn ones too: given the draft, the emitted token already follows p.
+# Rejection passes over repeats: what is left of independent draws then are draws without replacement.
 SCHEMES = {
     "point_mass": (ex.top_picks, ex.repeated_picks, ex.without_replacement),
     "rejection": (ex.without_replacement, ex.independent),
@@ -79,7 +79,9 @@ def test_exact_law_of_pruned_siblings():
 
 
 def test_exact_law_holds_for_the_shorter_of_two_chains():
-    """Block verification where some chains stop after one token, decided by the next q before it is drawn from."""
+    """Block verification where some chains stop after one token, decided by the next q before it is drawn
+    from.
+    """
     tables = ex.make_tables("random", 4, 3, seed=5)
     drafts = ex.enumerate_drafts(ex.CHAIN, tables, ex.independent)
     sharpest = ex.at_prefix(tables.q, drafts.tokens, [1]).max(-1)

@@ -72,9 +72,11 @@ def first_chain(p: Float[Array, "B N V"], draft: Draft, max_depth: int) -> Chain
     for _ in range(max_depth):
         steps.append(jnp.where(steps[-1] >= 0, at_node(first, jnp.maximum(steps[-1], 0)), -1))
     nodes = jnp.stack(steps, axis=1)
-    index = jnp.maximum(nodes, 0)
     q = require_q(draft.q, "block")
-    pick = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)  # noqa: E731
+
+    def pick(values):
+        return jnp.take_along_axis(values, jnp.maximum(nodes, 0)[..., None], axis=1)
+
     more = jnp.pad(nodes[:, 1:] >= 0, ((0, 0), (0, 1)))
     return Chain(nodes, more, at_nodes(draft.tokens, nodes), pick(p), Proposal(pick(q.ids), pick(q.probs)))
 

@@ -1,0 +1,1 @@
+"""Training drafters: data from the target itself, features, losses, steps, the loop."""
