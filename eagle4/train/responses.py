@@ -64,7 +64,7 @@ def read_responses(folder: Path) -> Iterator[Response]:
     """Every stored response, shard by shard. Raises BadInput naming a shard that cannot be read."""
     for path in shards(folder):
         try:
-            with np.load(path) as data:
+            with np.load(io.BytesIO(path.read_bytes())) as data:
                 columns = {name: data[name] for name in data.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise BadInput(
