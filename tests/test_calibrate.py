@@ -12,7 +12,7 @@ import pytest
 from kit import TINY, tiny_params
 from safetensors.numpy import save_file
 
-from eagle4 import conf
+from eagle4 import conf, forward_cost
 from eagle4.errors import BadInput
 from eagle4.harness import clock, hardware
 from eagle4.harness.hardware import Limits, forward_limit_s, measured_limits, weight_bytes
@@ -198,9 +198,9 @@ def test_the_app_writes_what_it_measured(folder, tmp_path, monkeypatch, capsys):
 
 def test_the_forward_sees_the_whole_context_and_its_own_chain(monkeypatch):
     calls = []
-    monkeypatch.setattr(calibrate.decode, "jit_forward", lambda *arguments: calls.append(arguments))
-    model = calibrate.Checkpoint(TINY, tiny_params(), TokenizerSource("folder", Path(), {}))
-    for call in calibrate.forward_calls(model, 2, 5, [1, 3]).values():
+    monkeypatch.setattr(forward_cost.decode, "jit_forward", lambda *arguments: calls.append(arguments))
+    model = forward_cost.Checkpoint(TINY, tiny_params(), TokenizerSource("folder", Path(), {}))
+    for call in forward_cost.forward_calls(model, 2, 5, [1, 3]).values():
         call()
     _, spec, tokens, positions, attend, cache = calls[1]
     assert spec == TINY
@@ -232,7 +232,7 @@ def test_the_forward_sees_the_whole_context_and_its_own_chain(monkeypatch):
 def test_bad_input_is_one_line_before_anything_is_measured(
     folder, tmp_path, monkeypatch, capsys, override, message
 ):
-    monkeypatch.setattr(calibrate, "measure", None)
+    monkeypatch.setattr(forward_cost, "measure", None)
     with pytest.raises(SystemExit) as caught:
         run(monkeypatch, folder, tmp_path, "nodes=[1,8]", override)
     printed = capsys.readouterr().err
@@ -242,15 +242,15 @@ def test_bad_input_is_one_line_before_anything_is_measured(
 
 def test_a_target_that_was_not_measured_is_not_reached():
     row = {"batch": 1, "context": 9, "nodes": 1, "ratio": 1.0, "forward_ms": 3.0}
-    eight, one = calibrate.targets([row], read_ms=2.0)
+    eight, one = forward_cost.targets([row], read_ms=2.0)
     assert (eight["value"], eight["reached"]) == (None, None)
     assert (one["value"], one["reached"]) == (1.5, True)
 
 
 def test_a_busy_machine_is_told(monkeypatch, capsys):
-    console = calibrate.Console(width=200)
-    monkeypatch.setattr(calibrate.os, "cpu_count", lambda: 4)
+    console = forward_cost.Console(width=200)
+    monkeypatch.setattr(forward_cost.os, "cpu_count", lambda: 4)
     for load, warned in ((1.9, False), (2.1, True)):
-        monkeypatch.setattr(calibrate.os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
-        assert calibrate.warn_if_busy(console) == load
+        monkeypatch.setattr(forward_cost.os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
+        assert forward_cost.warn_if_busy(console) == load
         assert ("busy (load average 2.1 on 4 cores)" in capsys.readouterr().out) == warned

@@ -47,7 +47,7 @@ def draft_tree(
 
 def _dynamic(tree, follow, carry, root, root_q, keys, plan, extend):
     del keys
-    children = likeliest(*root_q, tree.children)
+    children = likeliest(root_q, tree.children)
     pool, carry = grow(_picks(follow, tree.children), carry, children, tree, plan, extend)
     return rerank(pool, root, plan.nodes, tree), carry
 
@@ -64,7 +64,7 @@ def _static(tree, follow, carry, root, root_q, keys, plan, extend):
             f"tree.paths need depth={need.depth}, width={need.width}, children={need.children}, nodes={need.nodes}, "
             f"not {tree.depth}, {tree.width}, {tree.children}, {tree.nodes}; make the spec with presets.spec_of"
         )
-    children = likeliest(*root_q, tree.children)
+    children = likeliest(root_q, tree.children)
     shape = from_rank_paths(tree.paths)
     return static_draft(_picks(follow, tree.children), carry, root, children, shape, plan, extend)
 
@@ -80,9 +80,10 @@ KINDS = {"chain": _chain, "static": _static, "dynamic": _dynamic, "sampled": _sa
 
 
 def likeliest(
-    ids: Int32[Array, "*T C"], probs: Float[Array, "*T C"], count: int
+    candidates: tuple[Int32[Array, "*T C"], Float[Array, "*T C"]], count: int
 ) -> tuple[Int32[Array, "*T K"], Float[Array, "*T K"]]:
     """The `count` likeliest candidates and their log probabilities, best first; −inf where there is none."""
+    ids, probs = candidates
     if count > ids.shape[-1]:
         raise BadInput(
             f"tree.children is {count} but the drafter has only {ids.shape[-1]} candidates; lower it"
@@ -96,7 +97,7 @@ def likeliest(
 def _picks(follow: Follow, count: int) -> Follow:
     def step(carry: Any, frontier: Frontier) -> tuple[Array, Array, Any]:
         ids, probs, carry = follow(carry, frontier)
-        return *likeliest(ids, probs, count), carry
+        return *likeliest((ids, probs), count), carry
 
     return step
 
