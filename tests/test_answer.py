@@ -170,6 +170,15 @@ def test_equal_ids_are_identical_and_a_wrong_one_is_not(tiny):
         assert compare(tiny, params, plain, wrong) == (False, 0)
 
 
+def test_one_wrong_token_among_right_ones_is_found_wherever_it_stands(tiny):
+    """Everything after the wrong token is what greedy decoding says after it, so only that one gives it away."""
+    system, params, _, prompt, plain = tiny
+    for place in (0, 5):
+        start = [*plain[:place], (plain[place] + 1) % 256]
+        wrong = start + plain_greedy(params.target, system.model, prompt + start, NEW - len(start))
+        assert compare(tiny, params, plain, wrong) == (False, 0)
+
+
 def test_a_wrong_answer_of_right_tokens_elsewhere_is_not_identical(tiny):
     """Judged at every position: the first id differs by a tie, a later one is simply wrong."""
     params, low, high = twins(tiny)

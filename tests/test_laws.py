@@ -18,8 +18,10 @@ from toy import toy_params
 
 from eagle4 import decode
 from eagle4.decode import Params
+from eagle4.errors import BadInput
 from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
 from eagle4.tree.presets import spec_of
+from eagle4.types import Plan
 
 MODEL = ModelSpec("llama", 16, 16, 24, 2, 2, 1, 8, 256)
 TAPS = (0, 2)
@@ -89,11 +91,22 @@ class Case(NamedTuple):
     plain: list[list[int]]
 
 
+# Trees in which a path that is no prefix of the node order is sure to be accepted sometimes.
+SCATTERED = [
+    ("static", "greedy"),
+    ("dynamic", "greedy"),
+    ("dynamic", "point_mass"),
+    ("sampled", "rejection"),
+    ("sparse", "rejection"),
+    ("independent", "multi_round"),
+]
+
+
 def cases():
     for name, method in METHODS.items():
         for verifier in method.verifiers:
             for batch in (4, 1):
-                quick = (name, verifier) in QUICK and (batch == 4 or name == "dynamic")
+                quick = (name, verifier) in QUICK and batch == 4
                 marks = () if quick else (pytest.mark.slow,)
                 yield pytest.param((name, verifier, batch), id=f"{name}-{verifier}-{batch}", marks=marks)
 
@@ -220,7 +233,9 @@ def test_poison_changes_nothing(case):
 
     clean, _ = play(case, case.params, policy=PolicySpec(nodes=5))
     drafter = case.params.drafter
-    junk = case.params if drafter is None else case.params._replace(drafter=drafter | {"junk": jnp.array(True)})
+    junk = (
+        case.params if drafter is None else case.params._replace(drafter=drafter | {"junk": jnp.array(True)})
+    )
     dirty, _ = play(case, junk, policy=PolicySpec(nodes=5), change=spoiled)
     assert answers(dirty) == answers(clean)
 
@@ -243,3 +258,45 @@ def test_the_new_token_budget_is_met_exactly(case):
         state, _ = play(case, case.sure, new=new)
         assert answers(state) == [p[:new] for p in case.plain]
         assert bool(state.done.all())
+
+
+def phased():
+    for name, verifier in SCATTERED:
+        marks = () if (name, verifier) == ("dynamic", "greedy") else (pytest.mark.slow,)
+        yield pytest.param((name, verifier, 4), id=f"{name}-{verifier}", marks=marks)
+
+
+@pytest.mark.parametrize("case", list(phased()), indirect=True)
+def test_phased_rounds_commit_scattered_paths_and_give_the_same_text(case):
+    """Law 3 where it matters: accepted nodes that do not stand at the front. The phases are those of `generate`."""
+    whole, _ = play(case, case.params)
+    state = begin(case.system, case.params, case.texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP)
+    scattered = 0
+    while not bool(state.done.all()):
+        guesses, dstate = decode.jit_draft(case.system, case.params, state, decode.plan(case.system, state))
+        checked = decode.jit_verify(case.system, case.params, state, guesses)
+        path = np.asarray(checked.verdict.path)
+        state, info = decode.jit_commit(case.system, case.params, state, guesses, dstate, checked)
+        moved = ((path >= 0) & (path != 1 + np.arange(path.shape[1]))).any(axis=1)
+        kept = np.asarray(info.num_committed) > np.asarray(info.num_accepted)
+        scattered += int((moved & kept).sum())
+    assert scattered >= 4
+    assert answers(state) == answers(whole)
+    agrees_with_fresh_prefill(case, state)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (TreeSpec("static", 3, 2, 3, 12, paths=PATHS), "need depth=3, width=2, children=3, nodes=10"),
+        (TreeSpec("dynamic", 2, 2, 17, 9), "tree.children is 17 but the drafter has only 16 candidates"),
+        (TreeSpec("sampled", 2, 2, 17, 9), "tree.children is 17 but the drafter has only 16 candidates"),
+    ],
+)
+def test_trees_that_a_drafter_cannot_fill_are_refused(tree, message):
+    system = System(MODEL, TOY, tree, taps=TAPS)
+    params = Params(tiny_params(MODEL, seed=1), table())
+    keys = jax.random.split(jax.random.key(0), 1)
+    plan = Plan(*(jnp.int32(1) for _ in range(4)))
+    with pytest.raises(BadInput, match=message):
+        decode.drafter_of(system).propose(params.drafter, (), jnp.array([3]), plan, keys)

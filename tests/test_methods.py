@@ -32,10 +32,16 @@ def test_a_method_holds_what_it_was_built_from():
         ({"policy": PolicySpec("fixd")}, "policy.name 'fixd' is not known; use one of fixed"),
         ({"verifier": "point"}, "verifier 'point' is not known; use one of greedy, point_mass"),
         ({"verifier": "greedy"}, "verifier 'greedy' does not go with sampling.temperature 1.0"),
-        ({"policy": PolicySpec(depth=5)}, "policy.depth=5 is outside the tree envelope; raise tree.depth from 4"),
+        (
+            {"policy": PolicySpec(depth=5)},
+            "policy.depth=5 is outside the tree envelope; raise tree.depth from 4",
+        ),
         ({"policy": PolicySpec(width=2)}, "policy.width=2 is outside the tree envelope; raise tree.width"),
         ({"policy": PolicySpec(children=2)}, "policy.children=2 is outside the tree envelope"),
-        ({"policy": PolicySpec(nodes=6)}, "policy.nodes=6 is outside the tree envelope; raise tree.nodes from 5"),
+        (
+            {"policy": PolicySpec(nodes=6)},
+            "policy.nodes=6 is outside the tree envelope; raise tree.nodes from 5",
+        ),
         ({"policy": PolicySpec(depth=-1)}, "policy.depth=-1 is negative; 0 means tree.depth"),
         ({"tree": TreeSpec("static", 1, nodes=2, paths=((0, 1),))}, "(0, 1)"),
         ({"tree": TreeSpec("static", 1, nodes=2, paths=((-1,),))}, "-1"),

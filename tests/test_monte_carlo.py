@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = ModelSpec("llama", 8, 8, 8, 1, 1, 1, 8, 128)
 PROMPT = [3, 1, 4, 1, 5]
-TOKENS, BATCH, CALLS = 3, 2048, 8
+TOKENS, BATCH, CALLS = 3, 2048, 4
 DRAWS = BATCH * CALLS
 FLAT = SamplingSpec(temperature=1.5, seed=3)
 CUT = SamplingSpec(temperature=1.2, top_k=6, top_p=0.9, seed=3)

@@ -141,6 +141,8 @@ def test_draws_at_the_ends_and_from_nothing():
     first = sampling.draw(weights, jnp.zeros(4))
     last = sampling.draw(weights, jnp.full(4, below_one))
     assert first.tolist() == [1, 0, 0, 3]
+    half = sampling.draw(jnp.array([[0.25, 0.75, 0.0, 0.0]] * 4), jnp.array([0.0, 0.2499, 0.25, 0.9999]))
+    assert half.tolist() == [0, 0, 1, 1]
     assert last.tolist()[:2] == [2, 0]
     assert last.tolist()[2] in (0, 1)
     assert last.tolist()[3] == 3
@@ -259,12 +261,11 @@ def test_penalised_greedy_decoding_equals_an_independent_decoder():
 
 def test_penalties_come_before_temperature():
     spec = SamplingSpec(temperature=2.0, frequency_penalty=1.0)
-    state = _state([0, 1, 1], prompt_length=1)
-    logits = jnp.array([[[1.0, 2.0, 0.5]]])
-    p = sampling.distribution(spec, state, logits, jnp.array([[1]]), jnp.ones((1, 1, 1), bool))
+    rest = _state([0, 1, 1], prompt_length=1), jnp.array([[[1.0, 2.0, 0.5]]])
+    node = jnp.array([[1]]), jnp.ones((1, 1, 1), bool)
+    p = jax.jit(sampling.distribution, static_argnums=0)(spec, *rest, *node)
     np.testing.assert_allclose(p[0, 0], jax.nn.softmax(jnp.array([1.0, 0.0, 0.5]) / 2), rtol=1e-6)
-    greedy = sampling.distribution(SamplingSpec(), state, logits, jnp.array([[1]]), jnp.ones((1, 1, 1), bool))
-    assert greedy is logits
+    assert sampling.distribution(SamplingSpec(), *rest, *node) is rest[1]
 
 
 def _state(text, prompt_length):

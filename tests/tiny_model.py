@@ -50,7 +50,7 @@ def tensors(seed: int = 3) -> dict[str, np.ndarray]:
 def write_model(path: Path, seed: int = 3, **config) -> Path:
     """The checkpoint folder of a tiny model; `config` changes entries of its config.json.
 
-    Seed 3 answers in repetitive ASCII, seed 1 in varied ids that are not UTF-8.
+    Seed 3 answers in repetitive ASCII, seed 0 in bytes that are not UTF-8.
     """
     path.mkdir(parents=True, exist_ok=True)
     write_folder(path)

@@ -140,7 +140,9 @@ def feed(params, state: Seen, commit: Commit, start) -> Seen:
         tokens=state.tokens.at[rows, jnp.where(real, slot + 1, S)].set(commit.tokens, mode="drop"),
         features=state.features.at[rows, slot].set(commit.features, mode="drop"),
         hidden=state.hidden.at[rows, slot].set(commit.hidden, mode="drop"),
-        length=jnp.maximum(state.length, jnp.where(commit.num_committed > 0, start + commit.num_committed, 0)),
+        length=jnp.maximum(
+            state.length, jnp.where(commit.num_committed > 0, start + commit.num_committed, 0)
+        ),
     )
 
 
