@@ -8,8 +8,9 @@ from eagle4 import text
 from eagle4.answer import Answer, Limits
 from eagle4.errors import BadInput
 from eagle4.methods import Method
-from eagle4.metrics import Sample, rounds_of
+from eagle4.metrics import rounds_of
 from eagle4.prompts import Prompt
+from eagle4.summary import Sample
 from eagle4.text import Text
 
 TIE_GAP = 1e-3  # two logits closer than this are a tie: rounding may pick either

@@ -90,16 +90,15 @@ def draft(system: System, params: Params, state: DecodeState, plan: Plan) -> tup
     """The drafter's tree of guesses, and its state."""
     with jax.named_scope("draft"):
         root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)[:, 0]
-        keys = jax.vmap(partial(jax.random.fold_in, data=1))(
-            sampling.request_keys(system.sampling, state.seed, state.length)
-        )
+        keys = sampling.request_keys(system.sampling, state.seed, state.length, sampling.DRAFT)
         return drafter_of(system).propose(params.drafter, state.drafter, root, plan, keys)
 
 
 def verify(system: System, params: Params, state: DecodeState, guesses: Draft) -> Checked:
     """One target pass over the tree, in the smallest compiled row count that holds every active row's nodes."""
-    row_counts = [n for n in system.tree.row_counts() if n <= guesses.tokens.shape[1]]
-    N = jnp.arange(guesses.tokens.shape[1])
+    size = guesses.tokens.shape[1]
+    row_counts = [*(n for n in system.tree.row_counts() if n < size), size]
+    N = jnp.arange(size)
     rows = 1 + jnp.max(jnp.where(guesses.candidate & ~state.done[:, None], N, 0))
     bucket = jnp.searchsorted(jnp.array(row_counts), rows)
     with jax.named_scope("verify"):

@@ -1,53 +1,21 @@
-"""Results a person reads: a table, a figure and a JSON file, all from the same rows of `eagle4.metrics`."""
+"""Results a person reads: a table, a figure and a JSON file, all from the same rows of `eagle4.summary`."""
 
 import dataclasses
 import json
-import math
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eagle4.metrics import Row
+from eagle4.files import plain, write_atomic
+from eagle4.summary import Row
 
 # Okabe and Ito's palette, told apart by every common kind of colour vision.
 COLOURS = ("#7f7f7f", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442")
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON types: arrays and their scalars become Python's, NaN and infinities become None."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):
-        return plain(np.asarray(value).tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Writes a file so that a reader sees all of it or none: a temporary file beside it, then a rename."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def write_summary(rows: Sequence[Row], path: str | Path) -> None:

@@ -114,10 +114,15 @@ def distribution(
     return logits if spec.greedy else probabilities(logits, spec)
 
 
-def request_keys(spec: SamplingSpec, seed: Int32[Array, " B"], position: Int32[Array, "B ..."]) -> jax.Array:
-    """A key per row and position, folded from (experiment, request, position): neighbours and batch size change
-    nothing."""
-    base = jax.random.key(spec.seed)
+DRAFT, VERIFY = 0, 1  # streams of random numbers: what the drafter draws, and what verification draws
+
+
+def request_keys(
+    spec: SamplingSpec, seed: Int32[Array, " B"], position: Int32[Array, "B ..."], stream: int
+) -> jax.Array:
+    """A key per row and position, folded from (experiment, stream, request, position): neighbours and batch size
+    change nothing."""
+    base = jax.random.fold_in(jax.random.key(spec.seed), stream)
 
     def key(s, p):
         return jax.random.fold_in(jax.random.fold_in(base, s), p)
@@ -129,5 +134,5 @@ def uniforms_at(
     spec: SamplingSpec, seed: Int32[Array, " B"], start: Int32[Array, " B"], levels: int
 ) -> Float[Array, "B L 2"]:
     """Uniforms [B, levels, 2] for the tokens at positions start, start + 1, …: acceptance and final draw."""
-    keys = request_keys(spec, seed, start[:, None] + jnp.arange(levels))
+    keys = request_keys(spec, seed, start[:, None] + jnp.arange(levels), VERIFY)
     return jnp.vectorize(lambda key: jax.random.uniform(key, (2,)), signature="()->(u)")(keys)

@@ -53,6 +53,9 @@ def allocate(
     new = np.broadcast_to(max_new_tokens, len(tokens))
     for prompt, answer in zip(length, new):
         check_room(system, int(prompt), int(answer), capacity)
+    largest = max(int(row[:n].max()) for row, n in zip(np.asarray(tokens), length))
+    if largest >= system.model.vocab_size:
+        raise BadInput(f"token id {largest} is outside the model's vocabulary of {system.model.vocab_size}")
     padded = np.zeros((len(tokens), capacity), np.int32)
     width = min(tokens.shape[1], capacity)
     real = np.arange(width) < np.asarray(length)[:, None]

@@ -24,8 +24,8 @@ from urllib.parse import urlparse
 from omegaconf import OmegaConf
 
 from eagle4.errors import BadInput
+from eagle4.files import plain, write_atomic
 from eagle4.fingerprint import device_fingerprint, git_commit
-from eagle4.report import plain, write_atomic
 
 _log = logging.getLogger("eagle4")
 _PACKAGES = (

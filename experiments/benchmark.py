@@ -17,6 +17,7 @@ from eagle4.answer import Limits
 from eagle4.errors import BadInput
 from eagle4.methods import Method, build_method
 from eagle4.prompts import load_prompts
+from eagle4.summary import Sample, summarise
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
 from eagle4.text import load_text
@@ -37,7 +38,7 @@ def main(config: DictConfig) -> None:
     turns = 1 if data.turns == "first" else max(len(p.turns) for p in prompts)
     sizes = bench.capacities(methods, words, prompts, limits, turns)
     console = Console()
-    samples: list[metrics.Sample] = []
+    samples: list[Sample] = []
     with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         try:
@@ -79,7 +80,7 @@ def method_of(parts: dict, checkpoint, sampling) -> Method:
     return build_method(parts["name"], drafter, tree, policy, parts["verifier"], spec, sampling, params)
 
 
-def record(sample: metrics.Sample) -> dict:
+def record(sample: Sample) -> dict:
     """A sample as one line of metrics.jsonl, under `phase/quantity_unit` names."""
     rounds = len(sample.rounds.num_accepted)
     return {
@@ -98,7 +99,7 @@ def record(sample: metrics.Sample) -> dict:
     }
 
 
-def write_rounds(path: Path, samples: list[metrics.Sample]) -> None:
+def write_rounds(path: Path, samples: list[Sample]) -> None:
     """Append every round's RoundInfo, one line each."""
     with path.open("a") as file:
         for sample in samples:
@@ -110,7 +111,7 @@ def write_rounds(path: Path, samples: list[metrics.Sample]) -> None:
 
 def finish(run: tracking.Run, samples: list, baseline: str, console: Console, total: int) -> None:
     """Table, summary.json and plot of whatever was measured."""
-    rows = metrics.summarise(samples, [s for s in samples if s.method == baseline])
+    rows = summarise(samples, [s for s in samples if s.method == baseline])
     report.print_table(rows, console)
     report.write_summary(rows, run.folder / "summary.json")
     report.plot_summary(rows, run.folder / "summary.png")

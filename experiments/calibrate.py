@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from eagle4 import conf, forward_cost, report_cost, tracking
+from eagle4.files import plain, write_atomic
 from eagle4.fingerprint import device_fingerprint
 from eagle4.harness.hardware import weight_bytes
-from eagle4.report import plain, write_atomic
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
 
@@ -34,7 +34,7 @@ def main(config: DictConfig) -> None:
             "load_average": busy,
             "limits": limits._asdict(),
             "weight_bytes": read,
-            "targets": forward_cost.targets(forward, 1e3 * read / limits.read_bytes_per_s),
+            "targets": forward_cost.targets(forward),
             "forward": forward,
             "products": products,
         }

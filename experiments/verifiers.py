@@ -19,7 +19,8 @@ from rich.table import Table
 
 from eagle4 import conf
 from eagle4.errors import BadInput
-from eagle4.report import COLOURS, plain, write_atomic
+from eagle4.files import plain, write_atomic
+from eagle4.report import COLOURS
 from eagle4.tree.topology import check_parents
 from eagle4.types import Proposal
 from eagle4.verify import VERIFIERS, check_proposal

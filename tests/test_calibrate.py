@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(
 
 def test_a_target_that_was_not_measured_is_not_reached():
     row = {"batch": 1, "context": 9, "nodes": 1, "ratio": 1.0, "forward_ms": 3.0}
-    eight, one = forward_cost.targets([row], read_ms=2.0)
+    eight, one = forward_cost.targets([row | {"read_ms": 2.0}])
     assert (eight["value"], eight["reached"]) == (None, None)
     assert (one["value"], one["reached"]) == (1.5, True)
 

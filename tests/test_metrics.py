@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from eagle4 import metrics
-from eagle4.metrics import Rounds, Sample
+from eagle4 import metrics, summary
+from eagle4.metrics import Rounds
+from eagle4.summary import Sample
 from eagle4.types import RoundInfo
 
 
@@ -145,7 +146,7 @@ def plain(prompt, tokens, seconds, **more) -> Sample:
 def test_speed_is_a_ratio_of_totals_over_the_same_prompts():
     baseline = [plain("a", 10, 1.0), plain("b", 10, 4.0), plain("unused", 10, 100.0)]
     ours = [sample("x", "a", HAND, 1.1), sample("x", "b", make_rounds([4] * 4, [4] * 4), 2.0)]
-    row = metrics.summarise(ours, baseline)[-1]
+    row = summary.summarise(ours, baseline)[-1]
     assert (row.method, row.category, row.prompts, row.tokens, row.rounds) == ("x", "all", 2, 31, 9)
     assert row.tokens_per_s == pytest.approx(31 / 3.1)
     assert row.speedup_vs_ar == pytest.approx((31 / 3.1) / (20 / 5.0))
@@ -159,7 +160,7 @@ def test_speed_is_a_ratio_of_totals_over_the_same_prompts():
 def test_plain_decoding_over_itself_is_exactly_one():
     rng = np.random.default_rng(1)
     baseline = [plain(f"p{i}", int(rng.integers(1, 40)), float(rng.random())) for i in range(7)]
-    for row in metrics.summarise(baseline, baseline):
+    for row in summary.summarise(baseline, baseline):
         assert (row.speedup_vs_ar, row.speedup_low, row.speedup_high) == (1.0, 1.0, 1.0)
         assert row.tau == 1
         assert row.joint == []
@@ -171,23 +172,23 @@ def test_bootstrap_is_paired_and_covers_the_spread():
     seconds = rng.uniform(0.1, 1.0, 30)
     baseline = [plain(f"p{i}", 20, s) for i, s in enumerate(seconds)]
     twice = [sample("x", f"p{i}", make_rounds([0] * 20, [0] * 20), s / 2) for i, s in enumerate(seconds)]
-    np.testing.assert_allclose(metrics.speedup_interval(twice, baseline), 2.0)
+    np.testing.assert_allclose(summary.speedup_interval(twice, baseline), 2.0)
     factors = rng.uniform(1, 3, 30)
     mixed = [s._replace(decode_s=t / f) for s, t, f in zip(twice, seconds, factors)]
-    point, low, high = metrics.speedup_interval(mixed, baseline)
+    point, low, high = summary.speedup_interval(mixed, baseline)
     drawn = [rng.choice(30, 30) for _ in range(4000)]
     oracle = np.quantile([seconds[d].sum() / (seconds / factors)[d].sum() for d in drawn], (0.025, 0.975))
     assert point == pytest.approx(seconds.sum() / (seconds / factors).sum())
     np.testing.assert_allclose((low, high), oracle, rtol=0.02)
     assert high - low == pytest.approx(oracle[1] - oracle[0], rel=0.08)
-    assert metrics.speedup_interval(mixed, baseline) == (point, low, high)
+    assert summary.speedup_interval(mixed, baseline) == (point, low, high)
 
 
 def test_turns_of_one_prompt_are_resampled_together():
     """One conversation of 8 turns is one prompt: no interval, however the turns scatter."""
     baseline = [plain("a", 5, 1.0, turn=t) for t in range(8)]
     ours = [s._replace(method="x", decode_s=0.1 + t / 10) for t, s in enumerate(baseline)]
-    row = metrics.summarise(ours, baseline)[-1]
+    row = summary.summarise(ours, baseline)[-1]
     assert row.prompts == 1
     assert row.speedup_vs_ar == pytest.approx(8 / (0.8 + 2.8))
     assert (row.speedup_low, row.speedup_high) == (None, None)
@@ -197,7 +198,7 @@ def test_rows_by_method_and_category():
     baseline = [plain("a", 4, 1.0), plain("b", 4, 1.0, category="qa")]
     ours = [s._replace(method="x", decode_s=0.5, ties=2) for s in baseline]
     ours[1] = ours[1]._replace(identical=False)
-    rows = metrics.summarise([*baseline, *ours], baseline)
+    rows = summary.summarise([*baseline, *ours], baseline)
     assert [(r.method, r.category) for r in rows] == [
         (m, c) for m in ("ar", "x") for c in ("code", "qa", "all")
     ]
@@ -210,10 +211,10 @@ def test_what_was_not_measured_is_none():
         sample("x", "a", make_rounds([], []), 0.0, identical=None),
         sample("x", "b", HAND, 1.0, identical=None),
     ]
-    row = metrics.summarise(ours[:1], [])[0]
+    row = summary.summarise(ours[:1], [])[0]
     assert (row.tau, row.tokens_per_s, row.speedup_vs_ar, row.greedy_identical) == (None, None, None, None)
     assert (row.draft_ms, row.verify_ms, row.commit_ms, row.round_ms) == (None, None, None, None)
-    assert metrics.summarise(ours, [])[-1].tokens_per_s == 11
+    assert summary.summarise(ours, [])[-1].tokens_per_s == 11
 
 
 def test_phase_times_weigh_requests_by_their_rounds():
@@ -224,15 +225,15 @@ def test_phase_times_weigh_requests_by_their_rounds():
         sample("x", "b", make_rounds([1], [0]), 1.0, **slow),
         sample("x", "c", make_rounds([1] * 50, [0] * 50), 1.0),
     ]
-    row = metrics.summarise(ours, [])[-1]
+    row = summary.summarise(ours, [])[-1]
     assert (row.draft_ms, row.verify_ms) == (1.5, 12.5)
     assert row.commit_ms == pytest.approx(0.125)
 
 
 def test_an_unfair_comparison_is_refused():
     with pytest.raises(ValueError, match="baseline has no sample for prompt 'b'"):
-        metrics.summarise([plain("b", 3, 1.0)], [plain("a", 3, 1.0)])
+        summary.summarise([plain("b", 3, 1.0)], [plain("a", 3, 1.0)])
     with pytest.raises(ValueError, match="share a prompt_id"):
-        metrics.summarise([plain("a", 3, 1.0), plain("a", 3, 1.0)], [])
+        summary.summarise([plain("a", 3, 1.0), plain("a", 3, 1.0)], [])
     with pytest.raises(ValueError, match="Σ chunks"):
-        metrics.summarise([plain("a", 3, 1.0)._replace(tokens=4)], [])
+        summary.summarise([plain("a", 3, 1.0)._replace(tokens=4)], [])

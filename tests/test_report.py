@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from eagle4 import report
-from eagle4.metrics import Rounds, Sample, summarise
+from eagle4 import files, report
+from eagle4.metrics import Rounds
+from eagle4.summary import Sample, summarise
 
 
 def made_up_rows(
@@ -117,15 +118,15 @@ def test_plain_values_have_no_nan_and_no_arrays():
         "c": np.array([[1.0, np.nan]]),
         4: (True, None),
     }
-    assert report.plain(value) == {"a": 0.5, "b": [None, None, 3], "c": [[1.0, None]], "4": [True, None]}
-    assert json.dumps(report.plain(value), allow_nan=False)
+    assert files.plain(value) == {"a": 0.5, "b": [None, None, 3], "c": [[1.0, None]], "4": [True, None]}
+    assert json.dumps(files.plain(value), allow_nan=False)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "x.json"
-    report.write_atomic(path, "old")
+    files.write_atomic(path, "old")
     with pytest.raises(TypeError):
-        report.write_atomic(path, 3)
+        files.write_atomic(path, 3)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

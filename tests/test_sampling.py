@@ -170,7 +170,7 @@ def test_a_draw_belongs_to_request_and_position_alone():
     np.testing.assert_array_equal(uniforms([9, 8, 7], [5, 40, 5]), three[::-1])
     np.testing.assert_array_equal(uniforms([7], [3], 5)[:, 2:], three[:1])
     assert (uniforms([7], [3], 5, SamplingSpec(temperature=1.0, seed=4))[:, 2:] != three[:1]).all()
-    keys = sampling.request_keys(spec, jnp.array([7, 8, 7]), jnp.array([1, 1, 1]))
+    keys = sampling.request_keys(spec, jnp.array([7, 8, 7]), jnp.array([1, 1, 1]), sampling.VERIFY)
     data = jax.random.key_data(keys)
     assert (data[0] == data[2]).all()
     assert (data[0] != data[1]).any()

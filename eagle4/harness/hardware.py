@@ -66,6 +66,16 @@ def measured_limits(
     return Limits(matrix.nbytes / read_s, 2 * order**3 / min(map(min, seconds.values())))
 
 
+def reading(size: int) -> Callable[[], Any]:
+    """A call that reads `size` bytes of float32 from memory and does next to nothing else: a matrix-vector product.
+
+    Timed in turn with forward passes, it says what reading the weights costs in the same minutes.
+    """
+    matrix = jnp.ones((-(-size // (4 * COLUMNS)), COLUMNS), jnp.float32)
+    vector = jnp.ones(COLUMNS, jnp.float32)
+    return lambda: matrix @ vector
+
+
 def _read(params: dict[str, Any]) -> list[Any]:
     """The leaves that a forward pass reads whole: all but an embedding that is not the head too."""
     return jax.tree.leaves({k: v for k, v in params.items() if k != "embed" or "head" not in params})

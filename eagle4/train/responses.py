@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle4.errors import BadInput
-from eagle4.report import write_atomic
+from eagle4.files import write_atomic
 
 _SHARD = re.compile(r"responses_(\d{5})\.npz")
 
