@@ -201,8 +201,8 @@ def compare_greedy(
     width = -(-len(whole) // CAPACITY_STEP) * CAPACITY_STEP
     padded = np.zeros((1, width), np.int32)
     padded[0, : len(whole)] = whole
-    short = np.asarray(decode.jit_shortfall(params.target, system.model, padded, np.int32(len(whole))))
-    short = short[len(prompt) : len(whole)]
+    lengths = np.int32(len(prompt)), np.int32(len(whole))
+    short = np.asarray(decode.jit_shortfall(system, params.target, padded, *lengths))[slice(*lengths)]
     first = next((i for i, (a, b) in enumerate(zip(ids, plain)) if a != b), None)
     ties = int(((short > 0) & (short < gap)).sum())
     if first is None or short.max(initial=0.0) >= gap:

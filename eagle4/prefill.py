@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int32
 
 from eagle4 import sampling
 from eagle4.drafters.base import Drafter
-from eagle4.specs import ModelSpec, System
+from eagle4.specs import System
 from eagle4.state import CHUNK, append
 from eagle4.target import cache as kv
 from eagle4.target import model as target
@@ -76,32 +76,42 @@ def first_token(system: System, state: DecodeState, logits: Float[Array, "B 1 V"
 
 
 def shortfall(
-    weights: Any, spec: ModelSpec, tokens: Int32[Array, "1 S"], length: Int32[Array, ""]
+    system: System,
+    weights: Any,
+    tokens: Int32[Array, "1 S"],
+    prompt_length: Int32[Array, ""],
+    length: Int32[Array, ""],
 ) -> Float[Array, " S"]:
-    """How far each token's logit lies below the best one, teacher-forced: 0 where it is the argmax.
+    """How far each answer token's (penalised) logit lies below the best one, teacher-forced: 0 where it is the argmax.
 
-    Entry i judges tokens[i] given tokens[:i]; entry 0 and those at or beyond `length` are 0. Greedy output is right
-    where this is 0, or within a stated gap where two logits tie (pitfall A1). S is a multiple of the chunk.
+    Entry i judges tokens[i] given tokens[:i]; entries of the prompt and at or beyond `length` are 0. Greedy output is
+    right where this is 0, or within a stated gap where two logits tie. S is a multiple of the chunk.
     """
-    S = tokens.shape[1]
+    S, spec = tokens.shape[1], system.model
     causal = jnp.tril(jnp.ones((1, CHUNK, CHUNK), bool))
     following = jnp.concatenate([tokens[:, 1:], jnp.zeros((1, 1), jnp.int32)], axis=1)
+
+    def penalised(logits, start, given, answer):
+        if not system.sampling.penalised:
+            return logits
+        # The chunk is a chain of drafts under its first token; only its answer tokens add to the counts.
+        lengths = prompt_length[None], start[None] + 1
+        return sampling.penalise(logits, system.sampling, tokens, *lengths, given, causal & answer[:, None])
 
     def chunk(i, carry):
         cache, gaps = carry
         start = i * CHUNK
         at = (start + jnp.arange(CHUNK, dtype=jnp.int32))[None]
-        out = target.apply(
-            weights, spec, lax.dynamic_slice_in_dim(tokens, start, CHUNK, 1), at, causal, cache
-        )
+        given = lax.dynamic_slice_in_dim(tokens, start, CHUNK, 1)
+        out = target.apply(weights, spec, given, at, causal, cache)
         cache = kv.write(cache, out.k, out.v, jnp.full(1, CHUNK, jnp.int32))
         chosen = lax.dynamic_slice_in_dim(following, start, CHUNK, 1)
-        logit = jnp.take_along_axis(out.logits, chosen[..., None], axis=2)[..., 0]
-        gap = jnp.max(out.logits, axis=2) - logit
+        scores = penalised(out.logits, start, given, at >= prompt_length)
+        gap = jnp.max(scores, axis=2) - jnp.take_along_axis(scores, chosen[..., None], axis=2)[..., 0]
         return cache, lax.dynamic_update_slice_in_dim(gaps, gap, start, 1)
 
     start = (kv.allocate(spec, 1, S, weights["embed"].dtype), jnp.zeros((1, S)))
     _, gaps = lax.fori_loop(0, -(-length // CHUNK), chunk, start)
     gaps = jnp.roll(gaps[0], 1)
     place = jnp.arange(S)
-    return jnp.where((place > 0) & (place < length), gaps, 0.0)
+    return jnp.where((place >= prompt_length) & (place < length), gaps, 0.0)

@@ -132,7 +132,8 @@ class TreeSpec:
     kind: `chain` (one branch), `static` (the shape given by `paths`, EAGLE arXiv 2401.15077), `dynamic` (EAGLE-2 arXiv
     2406.16858: grow by path probability, keep the best), `sampled` (children drawn without replacement, RSD arXiv
     2402.14160). `nodes` counts the root. `paths` are rank paths: (0, 2) is the third child of the root's first child.
-    `buckets` are the row counts the target forward is compiled for; empty means powers of two up to `nodes`.
+    `buckets` are row counts the target forward is compiled for, besides `nodes` itself: a round runs in the smallest
+    that holds its tree. Empty means powers of two; larger ones than `nodes` are not used.
     """
 
     kind: str = "chain"
@@ -154,21 +155,11 @@ class TreeSpec:
             all(b >= 1 for b in self.buckets) and tuple(sorted(set(self.buckets))) == self.buckets,
             f"tree.buckets must be increasing positive row counts, got {self.buckets}",
         )
-        _require(
-            not self.buckets or self.buckets[-1] == self.nodes,
-            f"tree.buckets must end at tree.nodes = {self.nodes}, got {self.buckets}",
-        )
 
     def row_counts(self) -> tuple[int, ...]:
         """Row counts the target forward is compiled for, increasing, the last one holding the whole tree."""
-        if self.buckets:
-            return self.buckets
-        powers = []
-        n = 1
-        while n < self.nodes:
-            powers.append(n)
-            n *= 2
-        return (*powers, self.nodes)
+        counts = self.buckets or tuple(2**i for i in range(9))
+        return (*(n for n in counts if n < self.nodes), self.nodes)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from eagle4 import decode, metrics
 from eagle4.answer import Limits
 from eagle4.decode import Params
 from eagle4.errors import BadInput
-from eagle4.specs import DrafterSpec, PolicySpec, System, TreeSpec
+from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, System, TreeSpec
 from eagle4.target.load import load
 from eagle4.text import encode_chat, load_text
 from eagle4.types import RoundInfo
@@ -252,3 +252,21 @@ def test_phases_are_timed_after_the_first_round(tiny):
     assert spent.keys() == {"draft_ms", "verify_ms", "commit_ms"}
     assert all(ms > 0 for ms in spent.values())
     assert ask.phase_ms(system, params, FIXED, words, prompt, 0, 2, CAPACITY) == {}
+
+
+def test_penalised_ids_are_judged_by_penalised_logits(tiny):
+    """A prompt longer than a chunk's start and an answer that crosses a chunk: counts must follow the text."""
+    system, params, words, prompt, plain = tiny
+    penalised = replace(system, sampling=SamplingSpec(repetition_penalty=1.3, frequency_penalty=0.4))
+    reply = ask.answer(penalised, params, FIXED, words, prompt, 0, Limits(NEW), CAPACITY)
+    assert reply.ids != plain
+    lengths = np.int32(len(prompt)), np.int32(len(prompt) + len(reply.ids))
+
+    def gaps(judge):
+        padded = np.zeros((1, CAPACITY), np.int32)
+        padded[0, : lengths[1]] = [*prompt, *reply.ids]
+        return np.asarray(decode.jit_shortfall(judge, params.target, padded, *lengths))
+
+    assert lengths[1] > 64
+    assert gaps(penalised).max() < 1e-4
+    assert gaps(system).max() > 0.1

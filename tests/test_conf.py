@@ -256,7 +256,7 @@ def test_a_sweep_over_methods_and_temperatures(app):
     assert all(r[2]["hydra"] for r in found), "composing inside a job leaves Hydra as it was"
     assert [r[1]["temperature"] for r in found] == [0, 1, 0, 1]
     assert "depth=0" in found[0][0]["tree"]
-    assert "depth=4" in found[3][0]["tree"]
+    assert "depth=7" in found[3][0]["tree"]
     assert len({r[1]["group"] for r in found}) == 1
     assert found[0][1]["group"]
 
