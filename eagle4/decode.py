@@ -120,7 +120,7 @@ def verify_rows(system: System, n: int, weights: Any, state: DecodeState, guesse
         if system.sampling.greedy
         else sampling.uniforms_at(system.sampling, state.seed, state.length, P + 1)
     )
-    verdict = VERIFIERS[system.verifier].verify(p, guesses, u, P, system.tree.children)
+    verdict = accept(system, p, guesses, u)
     nodes = jnp.concatenate([jnp.zeros_like(verdict.next_token)[:, None], verdict.path], axis=1)
     return Checked(
         verdict=verdict,
@@ -129,6 +129,11 @@ def verify_rows(system: System, n: int, weights: Any, state: DecodeState, guesse
         v=tuple(kv.gather_path(v, nodes) for v in out.v),
         rows=jnp.int32(n),
     )
+
+
+def accept(system: System, p: Float[Array, "B N V"], guesses: Draft, uniforms: Array | None) -> Verdict:
+    """The verifier's choice of a path, given the target's distribution after each node."""
+    return VERIFIERS[system.verifier].verify(p, guesses, uniforms, system.tree.depth, system.tree.children)
 
 
 def commit_of(guesses: Draft, verdict: Verdict, out: TargetOut, nodes: Int32[Array, "B P1"]) -> Commit:
@@ -218,6 +223,7 @@ jit_start = jax.jit(start, static_argnames="system", donate_argnames="state")
 generate = jax.jit(rounds, static_argnames=("system", "most"), donate_argnames="state")
 jit_draft = jax.jit(draft, static_argnames="system")
 jit_verify = jax.jit(verify, static_argnames="system")
+jit_accept = jax.jit(accept, static_argnames="system")
 jit_commit = jax.jit(commit, static_argnames="system", donate_argnames="state")
 jit_forward = jax.jit(target.apply, static_argnames=("spec", "taps"))
 jit_shortfall = jax.jit(shortfall, static_argnames="system")

@@ -137,7 +137,7 @@ def test_a_run_leaves_table_summary_rounds_figure_and_its_origin(app, model, mon
     assert environment["job"]["kind"] == "benchmark"
     assert environment["device"]["platform"] == "cpu"
     config = OmegaConf.load(folder / "config.yaml")
-    assert (config.model.source, config.drafter.min_ngram, config.tree.nodes) == (str(model), 2, 5)
+    assert (config.model.source, config.drafter.min_ngram, config.tree.nodes) == (str(model), 3, 8)
     assert "prompt_lookup" in out
     assert f"run folder: {folder}" in out.replace("\n", "")
 
@@ -227,7 +227,7 @@ def refused(app, *arguments) -> str:
         ("decode.stops=['']", "decode.stops must be non-empty strings"),
         ("phase_tokens=-1", "phase_tokens must be a whole number, 0 for no phase times, got -1"),
         ("phase_tokens=many", "phase_tokens must be a whole number"),
-        ("policy.depth=9", "policy.depth=9 is outside the tree envelope; raise tree.depth from 4"),
+        ("policy.depth=9", "policy.depth=9 is outside the tree envelope; raise tree.depth from 7"),
         ("drafter.matches=2", "drafter.matches=2 branches from the root, but tree.children=1"),
     ],
 )

@@ -11,6 +11,7 @@ from kit import numpy_logits, tiny_params
 
 from eagle4.drafters import DRAFTERS
 from eagle4.drafters.base import Drafter
+from eagle4.drafters.bigram import lookup
 from eagle4.drafters.tree_drafting import draft_tree, row_uniforms
 from eagle4.sampling import draw
 from eagle4.specs import DrafterSpec, ModelSpec, TreeSpec
@@ -96,15 +97,6 @@ def spoil(params, draft: Draft) -> Draft:
         q = Proposal(jnp.where(row, -1, q.ids), jnp.where(row, jnp.nan, q.probs))
     tokens = jnp.where(unused, 10_000, draft.tokens)
     return replace(draft, tokens=tokens, score=jnp.where(unused, jnp.nan, draft.score), q=q)
-
-
-def lookup(params, root):
-    """The step of a table drafter, and the root's candidates."""
-
-    def follow(carry, frontier):
-        return params["ids"][frontier.tokens], params["probs"][frontier.tokens], carry
-
-    return follow, (params["ids"][root], params["probs"][root])
 
 
 def first_children(tree: TreeSpec):

@@ -1,8 +1,9 @@
 """Drafting methods, one file each. `DRAFTERS` maps a config name to the function that makes the drafter."""
 
-from eagle4.drafters import none, prompt_lookup
+from eagle4.drafters import bigram, none, prompt_lookup
 
 DRAFTERS = {
     "none": none.make,
+    "bigram": bigram.make,
     "prompt_lookup": prompt_lookup.make,
 }

@@ -23,25 +23,27 @@ def attention(
     """
     B, N, H, E = q.shape
     G = new[0].shape[1]
-    q = q.reshape(B, N, G, H // G, E) / math.sqrt(E)
-    scores = _scores(q, new[0], see_new)
+    R = H // G
+    # The N·R rows that share a kv head are one matrix: a plain batched product, about twice as fast on a CPU.
+    rows = q.reshape(B, N, G, R, E).swapaxes(1, 2).reshape(B, G, N * R, E) / math.sqrt(E)
+    scores = _scores(rows, new[0], see_new)
     if cached is None:
+        mixed = _mix(jax.nn.softmax(scores, axis=-1), new[1], see_new)
+    else:
+        assert see_cached is not None
+        S = cached[0].shape[2]
+        scores = jnp.concatenate([_scores(rows, cached[0], see_cached), scores], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)
-        return _mix(weights, new[1], see_new).reshape(B, N, H * E).astype(q.dtype)
-    assert see_cached is not None
-    S = cached[0].shape[2]
-    scores = jnp.concatenate([_scores(q, cached[0], see_cached), scores], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1)
-    mixed = _mix(weights[..., :S], cached[1], see_cached) + _mix(weights[..., S:], new[1], see_new)
-    return mixed.reshape(B, N, H * E).astype(q.dtype)
+        mixed = _mix(weights[..., :S], cached[1], see_cached) + _mix(weights[..., S:], new[1], see_new)
+    return mixed.reshape(B, G, N, R, E).swapaxes(1, 2).reshape(B, N, H * E).astype(q.dtype)
 
 
-def _scores(q: Array, k: Array, see: Array) -> Float[Array, "B G R N S"]:
-    scores = jnp.einsum("BNGRE,BGSE->BGRNS", q, k, preferred_element_type=jnp.float32)
-    return jnp.where(see[:, None, None], scores, _MASKED)
+def _scores(rows: Float[Array, "B G T E"], k: Float[Array, "B G S E"], see: Array) -> Float[Array, "B G T S"]:
+    scores = jnp.einsum("BGTE,BGSE->BGTS", rows, k, preferred_element_type=jnp.float32)
+    see = jnp.repeat(see, rows.shape[2] // see.shape[1], axis=1)[:, None]
+    return jnp.where(see, scores, _MASKED)
 
 
-def _mix(weights: Array, v: Array, see: Array) -> Float[Array, "B N G R E"]:
-    seen = jnp.any(see, axis=1)[:, None, :, None]
-    v = jnp.where(seen, v, 0)
-    return jnp.einsum("BGRNS,BGSE->BNGRE", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+def _mix(weights: Float[Array, "B G T S"], v: Float[Array, "B G S E"], see: Array) -> Float[Array, "B G T E"]:
+    v = jnp.where(jnp.any(see, axis=1)[:, None, :, None], v, 0)
+    return jnp.einsum("BGTS,BGSE->BGTE", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
