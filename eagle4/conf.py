@@ -73,7 +73,9 @@ def _schema_type(kind: Any) -> Any:
         return schema(typing.cast(type, kind))
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return list[_schema_type(arguments[0])]
-    if origin in (typing.Union, types.UnionType) and type(None) in arguments and len(arguments) == 2:
+    if origin in (typing.Union, types.UnionType) and len(arguments) > 2:
+        return Any  # a choice of types: checked by the spec itself
+    if origin in (typing.Union, types.UnionType) and type(None) in arguments:
         (inner,) = (a for a in arguments if a is not type(None))
         return typing.Optional[_schema_type(inner)]  # noqa: UP045 (OmegaConf reads this form)
     if kind in (int, float, str, bool):

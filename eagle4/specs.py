@@ -211,14 +211,22 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which prompts: `path` None is the packaged file, `limit` None all of it; `turns` is first or all."""
+    """Which prompts: `path` is a file or a list of files, None the packaged one; `limit` None is all of them.
 
-    path: str | None = None
+    `turns` is first or all.
+    """
+
+    path: str | tuple[str, ...] | None = None
     limit: int | None = None
     max_new_tokens: int = 128
     turns: str = "all"
 
     def __post_init__(self) -> None:
+        paths = self.path if isinstance(self.path, tuple) else (self.path or "",)
+        _require(
+            len(paths) > 0 and all(isinstance(p, str) for p in paths),
+            f"data.path must be a file or a list of files, got {self.path!r}",
+        )
         _require(self.turns in ("first", "all"), f"data.turns {self.turns!r} is not known; use first or all")
         _require(
             self.limit is None or self.limit >= 1,

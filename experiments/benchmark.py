@@ -30,7 +30,9 @@ def main(config: DictConfig) -> None:
     source, data, sampling, ends = (conf.build(config[k]) for k in ("model", "data", "sampling", "decode"))
     parts = method_parts(config)
     phase_tokens = min(phase_tokens_of(config), data.max_new_tokens)
-    prompts = load_prompts(data.path or str(PROMPTS), data.limit)
+    prompts = load_prompts(
+        list(data.path) if isinstance(data.path, tuple) else data.path or str(PROMPTS), data.limit
+    )
     checkpoint = load(fetch(source.source), source.dtype)
     words = load_text(checkpoint.tokenizer)
     methods = [method_of(each, checkpoint, sampling) for each in parts]

@@ -289,3 +289,15 @@ def test_an_interrupt_says_what_was_kept(app):
     assert "Traceback" not in done.stderr
     (status,) = folder.glob("runs/*/*/status.json")
     assert json.loads(status.read_text())["state"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("given", "built"), [("a.jsonl", "a.jsonl"), ("[a.jsonl,b.jsonl]", ("a.jsonl", "b.jsonl"))]
+)
+def test_prompts_may_come_from_one_file_or_several(given, built):
+    assert conf.build(conf.compose("benchmark", [f"data.path={given}"]).data).path == built
+
+
+def test_a_path_that_is_neither_is_refused():
+    with pytest.raises(BadInput, match=r"data\.path must be a file or a list of files"):
+        conf.build(conf.compose("benchmark", ["data.path=7"]).data)

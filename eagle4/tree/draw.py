@@ -1,11 +1,14 @@
 """Draft trees as text and as SVG, for notebooks and reports. Host code: one row of a batch, no batch axis."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from eagle4.types import Draft, Verdict
 
 _BOX_HEIGHT, _ROW, _COLUMN_GAP, _CHAR, _MARGIN = 34, 46, 34, 7.4, 12
 _ACCEPTED, _REJECTED, _ROOT = ("#0b6e4f", "#e3f5ec"), ("#9aa0a6", "#f4f5f6"), ("#1f3a5f", "#e4ecf7")
@@ -68,6 +71,28 @@ def svg(
     edges = [_edge(parents[n], n, left, middle, accepted) for n in nodes if n]
     boxes = [_box(n, _short(labels[n]), _probability(scores, n, ""), left, middle, accepted) for n in nodes]
     return "\n".join([_open(width, height, 12), *edges, *boxes, "</svg>"])
+
+
+class Drawn(NamedTuple):
+    """What `ascii` and `svg` need of one row of a draft, accepted path included."""
+
+    parent: np.ndarray
+    labels: list[str]
+    scores: np.ndarray | None
+    path: np.ndarray
+
+
+def drawn(draft: Draft, verdict: Verdict, row: int, words: Callable[[int], str]) -> Drawn:
+    """One row of a round's draft and verdict; `words` turns a token id into its text.
+
+    Scores that are all 0 are no estimate (copied text has none) and are left out.
+    """
+    labels = [words(int(t)) for t in np.asarray(draft.tokens[row])]
+    scores = np.asarray(draft.score[row])
+    known = np.any(scores[np.asarray(draft.candidate[row])] != 0)
+    return Drawn(
+        np.asarray(draft.parent[row]), labels, scores if known else None, np.asarray(verdict.path[row])
+    )
 
 
 def mask_ascii(attend: ArrayLike) -> str:
