@@ -125,7 +125,7 @@ def finish(run: tracking.Run, samples: list, baseline: str, console: Console, to
     done = len({s.prompt_id for s in samples})
     if done < total:
         console.print(f"interrupted: kept {done} of {total} prompts")
-    console.print(f"run folder: {run.folder}")
+    console.print(f"run folder: {run.folder}", soft_wrap=True)
 
 
 if __name__ == "__main__":
