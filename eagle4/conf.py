@@ -35,6 +35,7 @@ from eagle4.errors import BadInput
 from eagle4.specs import DataSpec, DecodeSpec, DrafterSpec, ModelSource, PolicySpec, SamplingSpec, TreeSpec
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+_QUOTE = "and quote a text with special characters twice: 'key=\"a=b, c\"'"
 METHOD_KEYS = ("name", "drafter", "tree", "policy", "verifier")
 
 
@@ -196,14 +197,16 @@ def explain_hydra_error(error: BaseException, config_name: str) -> str:
     chain = _causes(error)
     for cause in chain:
         if isinstance(cause, OverrideParseException):
-            return f"can't read the override {cause.override!r}; write key=value, lists as key=[a,b]"
+            return (
+                f"can't read the override {cause.override!r}; write key=value, lists as key=[a,b], {_QUOTE}"
+            )
         if isinstance(cause, MissingConfigException) and cause.missing_cfg_file:
             group, _, option = cause.missing_cfg_file.rpartition("/")
             options = [o for o in cause.options or () if o != "schema"]
             return f"{group or 'config'} {option!r} does not exist{nearest(option, options)}"
     text = "\n".join(str(cause) for cause in chain)
     if match := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        return f"{match[1]!r} lists several values; add -m to sweep over them, or write [a,b] for one list"
+        return f"{match[1]!r} lists several values; add -m to sweep over them, write [a,b] for one list, {_QUOTE}"
     if match := re.search(r"Could not override '([^'@]*)", text):
         return f"unknown key {match[1]!r}{nearest(match[1], _known_keys(config_name))}"
     if match := re.search(r"Key '([^']*)' not in '([^']*)'", text):

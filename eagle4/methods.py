@@ -48,9 +48,17 @@ def build_method(
             )
     if tree.kind == "static":
         from_rank_paths(tree.paths)
-    if drafter.name == "prompt_lookup" and drafter.matches > tree.children:
+    if drafter.name == "bigram":
         raise BadInput(
-            f"drafter.matches={drafter.matches} branches from the root, but tree.children={tree.children}; raise it"
+            "drafter.name 'bigram' needs a table, which no method has; experiments.tree_cost makes one"
+        )
+    if drafter.name == "prompt_lookup":
+        _check_copies(drafter, tree)
+    drawn = VERIFIERS[verifier].drafting != "any"
+    if drawn and not sampling.greedy and tree.kind != "sampled":
+        raise BadInput(
+            f"verifier {verifier!r} needs children drawn from the drafter, and tree.kind={tree.kind} takes its picks; "
+            "use verifier=point_mass, or tree=sampled with a drafter that has probabilities"
         )
     system = System(
         model=model,
@@ -62,6 +70,19 @@ def build_method(
     )
     decode.drafter_of(system)
     return Method(name, system, policy, Params(params))
+
+
+def _check_copies(drafter: DrafterSpec, tree: TreeSpec) -> None:
+    """Copied text has no probabilities and a shape of its own: one chain a match."""
+    if tree.kind not in ("chain", "dynamic"):
+        raise BadInput(
+            f"prompt lookup copies chains and can't fill tree.kind={tree.kind}; use tree=chain or matches"
+        )
+    if drafter.matches > tree.children:
+        raise BadInput(
+            f"drafter.matches={drafter.matches} branches from the root, but tree.children={tree.children}; "
+            f"use tree=matches tree.children={drafter.matches}"
+        )
 
 
 def _known(what: str, name: str, known: Any) -> None:

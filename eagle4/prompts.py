@@ -79,8 +79,10 @@ def _read(file: Path) -> Iterator[tuple[str, Prompt]]:
 def _parse(where: str, line: str) -> Prompt:
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise BadInput(f"{where}: not JSON ({error}); write one object a line") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(
+            f"{where}: not JSON ({error.msg}, column {error.colno}); write one object a line"
+        ) from None
     if not isinstance(record, dict):
         raise BadInput(f"{where}: expected a JSON object, got {type(record).__name__}")
     suite = "suite" if "suite" in record or "source" not in record else "source"

@@ -181,9 +181,10 @@ def read_status(folder: str | Path) -> dict[str, Any]:
 
 
 def count_records(folder: str | Path) -> int:
-    """How many records metrics.jsonl holds."""
+    """How many records metrics.jsonl holds, final summaries apart."""
     path = Path(folder) / "metrics.jsonl"
-    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return sum(not line.startswith('{"summary"') for line in lines)
 
 
 def _environment(config: dict[str, Any], job: Job, board: Any) -> dict[str, Any]:

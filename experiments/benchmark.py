@@ -36,7 +36,10 @@ def main(config: DictConfig) -> None:
     checkpoint = load(fetch(source.source), source.dtype)
     words = load_text(checkpoint.tokenizer)
     methods = [method_of(each, checkpoint, sampling) for each in parts]
-    limits = Limits(data.max_new_tokens, ends.stops)
+    # Hydra hands over a backslash and an n where a newline was meant.
+    limits = Limits(
+        data.max_new_tokens, tuple(s.replace("\\n", "\n").replace("\\t", "\t") for s in ends.stops)
+    )
     turns = 1 if data.turns == "first" else max(len(p.turns) for p in prompts)
     sizes = bench.capacities(methods, words, prompts, limits, turns)
     console = Console()
@@ -56,7 +59,8 @@ def main(config: DictConfig) -> None:
                     for sample in new:
                         run.log(record(sample))
                     progress.advance(bar)
-                samples = bench.time_phases(methods, words, prompts, samples, phase_tokens, told)
+                if phase_tokens:
+                    samples = bench.time_phases(methods, words, prompts, samples, phase_tokens, told)
         finally:
             if samples:
                 finish(run, samples, methods[0].name, console, total=len(prompts))

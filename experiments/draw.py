@@ -1,6 +1,6 @@
 """Draw the tree of every round of one answer: what was guessed, what was accepted.
 
-python -m experiments.draw method=prompt_lookup_tree prompt="Repeat after me: red, green, blue, red, green, blue."
+python -m experiments.draw method=prompt_lookup_tree 'prompt="Repeat after me: red, green, blue, red, green, blue."'
 """
 
 from html import escape
@@ -22,7 +22,7 @@ from eagle4.watch import watch
 
 def main(config: DictConfig) -> None:
     if not isinstance(config.prompt, str) or not config.prompt.strip():
-        raise BadInput('prompt is empty; give one, like prompt="Count to ten."')
+        raise BadInput("""prompt must be one text, quoted twice: 'prompt="Red, green, blue."'""")
     if type(config.max_new_tokens) is not int or config.max_new_tokens < 1:
         raise BadInput(f"max_new_tokens must be at least 1, got {config.max_new_tokens}")
     source, sampling = conf.build(config.model), conf.build(config.sampling)
@@ -33,6 +33,9 @@ def main(config: DictConfig) -> None:
     method = build_method(*parts)
     ids = text.encode_chat(words, [{"role": "user", "content": config.prompt}])
     folder, job = conf.output()
+    console.print(
+        "* = accepted; the root was committed before, and the target's own token is the next root\n"
+    )
     page = [f"<!doctype html><meta charset=utf-8><title>{escape(config.name)}</title>"]
     with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job):
         seed = seed_of(f"{sampling.seed}/{config.prompt}")
@@ -42,6 +45,10 @@ def main(config: DictConfig) -> None:
             console.print(f"[bold]{title}[/]")
             console.print(ascii(*tree_of), markup=False, highlight=False)
             page.append(f"<h3>{title}</h3>{svg(*tree_of)}")
+        page.insert(
+            1,
+            f"<h2>{escape(config.name)}</h2><p>{escape(config.prompt)}</p><p>Green: accepted. Grey: rejected.</p>",
+        )
         write_atomic(folder / "rounds.html", "\n".join(page) + "\n")
     console.print(f"{folder}/rounds.html", style="dim", soft_wrap=True)
 

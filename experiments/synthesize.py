@@ -23,13 +23,15 @@ from eagle4.target.hub import fetch
 from eagle4.target.load import load
 from eagle4.text import load_text
 from eagle4.train import synthesize
-from eagle4.train.responses import Response, append_shard, count, read_responses
+from eagle4.train.responses import Response, append_shard, claim, count, read_responses
 
 
 def main(config: DictConfig) -> None:
     store, console = Path(config.store), Console()
-    if config.target_tokens < 1 or config.shard_responses < 1:
-        raise BadInput("target_tokens and shard_responses must be at least 1")
+    for name in ("target_tokens", "shard_responses", "batch", "refill", "max_new_tokens", "capacity"):
+        if type(config[name]) is not int or config[name] < 1:
+            raise BadInput(f"{name} must be a whole number of at least 1, got {config[name]}")
+    claim(store, config.model.source)
     before = list(read_responses(store))
     have = sum(len(r.answer) for r in before)
     shard: list[Response] = []

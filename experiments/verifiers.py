@@ -84,7 +84,14 @@ def check(config: DictConfig) -> None:
         raise BadInput(f"closeness must list numbers in 0..1, got {list(config.closeness)}")
     if not config.sharpness > 0:
         raise BadInput(f"sharpness must be positive (1 = off, below 1 flattens q), got {config.sharpness}")
-    check_parents(config.parents, 64)
+    if config.record is None and config.children > config.vocab:
+        raise BadInput(
+            f"children={config.children} different tokens need vocab of at least as many, got {config.vocab}"
+        )
+    try:
+        check_parents(config.parents, 64)
+    except BadInput as error:
+        raise BadInput(f"parents={list(config.parents)}: {error}") from None
 
 
 def compare(config: DictConfig, pairs: ex.Pairs, rng: np.random.Generator) -> dict[str, dict[str, float]]:

@@ -53,4 +53,4 @@ def test_an_empty_prompt_costs_one_line(folder, tmp_path, monkeypatch, capsys):
         run(monkeypatch, tmp_path, folder, "prompt=' '")
     printed = capsys.readouterr().err
     assert (caught.value.code, printed.count("\n")) == (2, 1)
-    assert "prompt is empty" in printed
+    assert "prompt must be one text" in printed

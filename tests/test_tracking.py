@@ -41,7 +41,7 @@ def test_a_finished_run_leaves_config_environment_records_and_status(tmp_path):
     assert first["joint"] == [0.5, None]
     assert second["tau"] is None
     assert last == {"summary": {"speedup_vs_ar": 1.5}}
-    assert tracking.count_records(run.folder) == 4
+    assert tracking.count_records(run.folder) == 3
     environment = read(run.folder, "environment.json")
     assert environment["device"]["dtype"] == "bfloat16"
     assert environment["device"]["platform"] == "cpu"

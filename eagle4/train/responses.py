@@ -37,6 +37,15 @@ def shards(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("responses_*.npz") if _SHARD.fullmatch(p.name))
 
 
+def claim(folder: Path, model: str) -> None:
+    """Make the folder this model's. Raises BadInput if another model's answers are in it: ids would mean other text."""
+    note = folder / "model.txt"
+    owner = note.read_text(encoding="utf-8").strip() if note.exists() else model
+    if owner != model:
+        raise BadInput(f"{folder} holds answers of {owner}; choose another store for {model}")
+    write_atomic(note, model + "\n")
+
+
 def append_shard(folder: Path, responses: Iterable[Response]) -> Path:
     """Write one more shard, atomically. Returns its path."""
     rows = list(responses)
