@@ -36,11 +36,7 @@ def head(params: dict[str, Any], hidden: Float[Array, "*T D"]) -> Float[Array, "
     """Logits in float32 from post-norm hidden states."""
     weight = params["head"] if "head" in params else params["embed"]
     with jax.named_scope("head"):
-        return (
-            dense(hidden.astype(jnp.float32), weight)
-            if hidden.dtype == jnp.float32
-            else dense(hidden, weight).astype(jnp.float32)
-        )
+        return dense(hidden, weight).astype(jnp.float32)
 
 
 def forward(
