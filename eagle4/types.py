@@ -17,7 +17,8 @@ class KVCache:
     """Keys and values of committed tokens, slot s holding position s; the root token is not in it yet.
 
     Read-only during a round: nothing rejected ever enters it, so there is nothing to roll back.
-    Slots at or beyond `length` may hold anything, NaN included, and must never influence a result.
+    Slots at or beyond `length` may hold any key and any finite value, and must never influence a result. (Values
+    must be finite because 0 · NaN is NaN; masking them would copy the cache once a layer, twice attention's cost.)
     """
 
     k: tuple[Float[Array, "B G S E"], ...]

@@ -108,12 +108,10 @@ def test_sampled_requests_differ_by_seed():
 def test_poison_beyond_the_committed_length_changes_nothing(plain):
     system, params = chain_system("prompt_lookup"), Params(tiny_params())
     state = begin(system, params, TEXTS, NEW)
-    beyond = jnp.arange(192) >= state.cache.length[:, None]
-
-    def poisoned(slots):
-        return jnp.where(beyond[:, None, :, None], jnp.nan, slots)
-
-    cache = replace(state.cache, k=tuple(map(poisoned, state.cache.k)), v=tuple(map(poisoned, state.cache.v)))
+    beyond = (jnp.arange(192) >= state.cache.length[:, None])[:, None, :, None]
+    k = tuple(jnp.where(beyond, jnp.nan, x) for x in state.cache.k)
+    v = tuple(jnp.where(beyond, 1e30, x) for x in state.cache.v)
+    cache = replace(state.cache, k=k, v=v)
     tokens = jnp.where(jnp.arange(192) >= state.length[:, None], 7, state.tokens)
     state, _, _ = decode.generate(system, params, replace(state, cache=cache, tokens=tokens), NEW)
     assert answers(state) == [p[:NEW] for p in plain]

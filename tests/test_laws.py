@@ -221,15 +221,15 @@ def test_rows_do_not_depend_on_their_neighbours(case):
 
 
 def test_poison_changes_nothing(case):
-    """Law 6: NaN in every cache slot that is not committed and in every unused node, junk in text to come."""
+    """Law 6: NaN keys and huge values in every cache slot that is not committed, NaN in every unused node, junk in
+    text to come."""
 
     def spoiled(state):
-        beyond = jnp.arange(CAPACITY) >= state.cache.length[:, None]
-        slots = jax.tree.map(
-            lambda x: jnp.where(beyond[:, None, :, None], jnp.nan, x), (state.cache.k, state.cache.v)
-        )
+        beyond = (jnp.arange(CAPACITY) >= state.cache.length[:, None])[:, None, :, None]
+        k = tuple(jnp.where(beyond, jnp.nan, x) for x in state.cache.k)
+        v = tuple(jnp.where(beyond, 1e30, x) for x in state.cache.v)
         tokens = jnp.where(jnp.arange(CAPACITY) >= state.length[:, None], 7, state.tokens)
-        return state.replace(tokens=tokens, cache=state.cache.replace(k=slots[0], v=slots[1]))
+        return state.replace(tokens=tokens, cache=state.cache.replace(k=k, v=v))
 
     clean, _ = play(case, case.params, policy=PolicySpec(nodes=5))
     drafter = case.params.drafter
