@@ -3,10 +3,15 @@
 import math
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from eagle4.errors import BadInput
 
 
 def plain(value: Any) -> Any:
@@ -35,4 +40,24 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that appears with all its files or not at all: yields a temporary one beside it, renamed at the end.
+
+    Raises BadInput if `path` is there already and not empty.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise BadInput(f"{path} exists already; give another folder, or remove it first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise

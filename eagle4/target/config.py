@@ -84,10 +84,10 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     name = _family_name(config)
     family = FAMILIES[name]
     _refuse_foreign(config, name, family)
-    layers = _integer(config, "num_hidden_layers")
-    heads = _integer(config, "num_attention_heads")
-    hidden = _integer(config, "hidden_size")
-    max_position = _integer(config, "max_position_embeddings", family.max_position)
+    layers = integer(config, "num_hidden_layers")
+    heads = integer(config, "num_attention_heads")
+    hidden = integer(config, "hidden_size")
+    max_position = integer(config, "max_position_embeddings", family.max_position)
     kv_heads = config.get("num_key_value_heads", family.kv_heads)
     head_dim = config.get("head_dim", family.head_dim)
     derived = head_dim is None and heads > 0
@@ -97,21 +97,21 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     )
     return ModelSpec(
         family=name,
-        vocab_size=_integer(config, "vocab_size"),
+        vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden,
-        ffn_size=_integer(config, "intermediate_size"),
+        ffn_size=integer(config, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=heads
         if kv_heads is None
-        else _integer({"num_key_value_heads": kv_heads}, "num_key_value_heads"),
-        head_dim=hidden // heads if derived else _integer({"head_dim": head_dim}, "head_dim"),
+        else integer({"num_key_value_heads": kv_heads}, "num_key_value_heads"),
+        head_dim=hidden // heads if derived else integer({"head_dim": head_dim}, "head_dim"),
         max_position=max_position,
         rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
         rope=rope_spec(config, max_position),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        tie_embeddings=_flag(config, "tie_word_embeddings", False),
+        tie_embeddings=flag(config, "tie_word_embeddings", False),
         windows=_windows(config, layers) if family.windows else (),
     )
 
@@ -132,8 +132,8 @@ def rope_spec(config: Mapping[str, Any], max_position: int) -> RopeSpec:
     if kind == "default":
         return RopeSpec(theta=theta)
     factor = _number(rope, "factor")
-    inner = _integer(rope, "original_max_position_embeddings", max_position)
-    original = _integer(config, "original_max_position_embeddings", inner)
+    inner = integer(rope, "original_max_position_embeddings", max_position)
+    original = integer(config, "original_max_position_embeddings", inner)
     _check(original > 0, f"original_max_position_embeddings must be positive, got {original}")
     low, high = _number(rope, "low_freq_factor", 1.0), _number(rope, "high_freq_factor", 4.0)
     _check(0 < low < high, f"low_freq_factor {low} must be positive and below high_freq_factor {high}")
@@ -147,7 +147,7 @@ def rope_spec(config: Mapping[str, Any], max_position: int) -> RopeSpec:
         beta_fast=_number(rope, "beta_fast", 32.0) or 32.0,
         beta_slow=_number(rope, "beta_slow", 1.0) or 1.0,
         attention_factor=_attention_factor(rope, factor),
-        truncate=_flag(rope, "truncate", True),
+        truncate=flag(rope, "truncate", True),
     )
 
 
@@ -188,9 +188,9 @@ def _refuse_foreign(config: Mapping[str, Any], name: str, family: Family) -> Non
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """A window per layer, by `layer_types` or else from `max_window_layers` on; () when all are full."""
-    on = _flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
-    window = _integer(config, "sliding_window", 4096) if on else 0
-    first = _integer(config, "max_window_layers", 28)
+    on = flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
+    window = integer(config, "sliding_window", 4096) if on else 0
+    first = integer(config, "max_window_layers", 28)
     types = config.get("layer_types") or [SLIDING if on and i >= first else FULL for i in range(layers)]
     unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
     _check(not unknown, f"layer_types has {_short(unknown[:1])}; known types: {FULL}, {SLIDING}")
@@ -253,7 +253,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A whole number of a config, or `default` where it is absent. Raises BadInput naming the field."""
     value = config.get(key, default)
     _check(value is not None, f"{key} is missing")
     _check(
@@ -271,7 +272,8 @@ def _number(config: Mapping[str, Any], key: str, default: float | None = None) -
     return float(value)  # type: ignore[arg-type]
 
 
-def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """True or false, or `default` where the field is absent or null. Raises BadInput naming the field."""
     value = default if config.get(key) is None else config[key]
     _check(isinstance(value, bool), f"{key} must be true or false, got {_short(value)}")
     return value

@@ -73,7 +73,7 @@ def load(path: Path | str, dtype: str = "float32", place: Place | None = None) -
     path = Path(path)
     if path.is_dir():
         spec = _folder_spec(path)
-        store = _safetensors(path)
+        store = open_safetensors(path)
         if spec.tie_embeddings:
             store = _without_tied_head(store)
         params = _assemble(spec, store, TOP_NAMES, LAYER_NAMES, dtype, place)
@@ -106,7 +106,7 @@ def _assemble(
         {key: layer[key].format(i=i) for key in block} for i, block in enumerate(tree["layers"])
     )
     wanted = dict(zip(jax.tree.leaves(names), jax.tree.leaves(tree)))
-    _check(store, wanted)
+    check_tensors(store, wanted)
 
     def parameter(name: str, leaf: Leaf) -> jax.Array:
         return place(store.read(name).astype(DTYPES[dtype], copy=False), leaf)
@@ -114,7 +114,8 @@ def _assemble(
     return jax.tree.map(parameter, names, tree)
 
 
-def _check(store: Store, wanted: Mapping[str, Leaf]) -> None:
+def check_tensors(store: Store, wanted: Mapping[str, Leaf]) -> None:
+    """Raises BadInput naming what is missing, left over or misshapen."""
     missing = [name for name in wanted if name not in store.shapes]
     extra = [name for name in store.shapes if name not in wanted and not HARMLESS.fullmatch(name)]
     if missing or extra:
@@ -134,14 +135,15 @@ def _listed(names: list[str]) -> str:
 
 
 def _folder_spec(folder: Path) -> ModelSpec:
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     try:
         return model_spec(config)
     except BadInput as error:
         raise BadInput(f"{folder}: {error}") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises BadInput if there is none."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -155,8 +157,11 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _safetensors(folder: Path) -> Store:
-    """All tensors of model.safetensors, or of the shards its index names."""
+def open_safetensors(folder: Path, kinds: tuple[str, ...] = FLOAT_KINDS) -> Store:
+    """All tensors of model.safetensors, or of the shards its index names; `kinds` are the dtypes that are read.
+
+    Integers and truth values are read as they are, everything else as float32.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     handles: dict[str, Any] = {}
     for shard in _shards(folder):
@@ -165,13 +170,16 @@ def _safetensors(folder: Path) -> Store:
             part = handle.get_slice(name)
             if name in shapes:
                 raise BadInput(f"{shard}: {name} is also in another shard")
-            if part.get_dtype() not in FLOAT_KINDS and not HARMLESS.fullmatch(name):
-                raise BadInput(
-                    f"{shard}: {name} is {part.get_dtype()}; only {', '.join(FLOAT_KINDS)} are read"
-                )
+            if part.get_dtype() not in kinds and not HARMLESS.fullmatch(name):
+                raise BadInput(f"{shard}: {name} is {part.get_dtype()}; only {', '.join(kinds)} are read")
             shapes[name] = tuple(part.get_shape())
             handles[name] = handle
-    return Store(folder, shapes, lambda name: handles[name].get_tensor(name).astype(np.float32))
+
+    def read(name: str) -> np.ndarray:
+        stored = handles[name].get_tensor(name)
+        return stored if stored.dtype.kind in "iub" else stored.astype(np.float32)
+
+    return Store(folder, shapes, read)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -180,7 +188,7 @@ def _shards(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise BadInput(f"{folder} has neither {single.name} nor {index.name}; other formats are not read")
-    weight_map = _json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadInput(f"{index} has no weight_map")
     shards = [folder / str(name) for name in sorted(set(map(str, weight_map.values())))]
