@@ -1,5 +1,6 @@
 """Where numbers come from: the machine, the library versions and the code that produced them."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib
+import numpy as np
 
 import eagle4
 
@@ -32,6 +35,15 @@ def device_fingerprint(dtype: str = "float32") -> dict[str, Any]:
         "os": platform.system(),
         "dtype": dtype,
     }
+
+
+def weights_digest(params: Any) -> str:
+    """Tells weights of one architecture apart, whatever dtype they are loaded in: the last row of every tensor counts,
+    rounded to bfloat16."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf[-1].astype(jnp.bfloat16)).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def git_commit(path: str | Path) -> dict[str, Any] | None:

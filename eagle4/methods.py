@@ -1,10 +1,12 @@
 """A method is a named choice of drafter, tree, policy and verifier, checked against the model it runs on."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from eagle4 import decode
+from eagle4.checkpoint import load_drafter
 from eagle4.decode import Params
-from eagle4.drafters import DRAFTERS
+from eagle4.drafters import DRAFTERS, eagle_net
 from eagle4.errors import BadInput
 from eagle4.harness.policy import POLICIES
 from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
@@ -33,7 +35,8 @@ def build_method(
 ) -> Method:
     """Check that the parts fit together and put them into a System. At temperature 0 every method verifies greedily.
 
-    Raises BadInput naming the part that does not fit.
+    `params` are the target's; a trained drafter's are read from its checkpoint. Raises BadInput naming the part that
+    does not fit.
     """
     _known("drafter.name", drafter.name, DRAFTERS)
     _known("policy.name", policy.name, POLICIES)
@@ -54,6 +57,11 @@ def build_method(
         )
     if drafter.name == "prompt_lookup":
         _check_copies(drafter, tree)
+    network, taps = None, ()
+    if drafter.name == "eagle":
+        drafter, network = _with_network(drafter, model, params)
+        assert drafter.eagle is not None
+        taps = drafter.eagle.taps
     drawn = VERIFIERS[verifier].drafting != "any"
     if drawn and not sampling.greedy and tree.kind != "sampled":
         raise BadInput(
@@ -67,9 +75,18 @@ def build_method(
         policy=policy.name,
         verifier="greedy" if sampling.greedy else verifier,
         sampling=sampling,
+        taps=taps,
     )
     decode.drafter_of(system)
-    return Method(name, system, policy, Params(params))
+    return Method(name, system, policy, Params(params, network))
+
+
+def _with_network(drafter: DrafterSpec, model: ModelSpec, params: Any) -> tuple[DrafterSpec, Any]:
+    """The drafter as its checkpoint says it is, and its weights beside the target's embedding and head."""
+    if drafter.checkpoint is None:
+        raise BadInput("drafter.name=eagle needs a trained network; give drafter.checkpoint=<folder>")
+    trained = load_drafter(drafter.checkpoint, model, params)
+    return replace(drafter, eagle=trained.spec), eagle_net.borrow(trained.params, params)
 
 
 def _check_copies(drafter: DrafterSpec, tree: TreeSpec) -> None:

@@ -16,7 +16,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary embedding: `kind` is default, linear, llama3 or yarn; unused fields are ignored by the other kinds.
+    """Rotary embedding: `kind` is none, default, linear, llama3 or yarn; unused fields are ignored by the other kinds.
 
     `attention_factor` scales cos and sin (YaRN, arXiv 2309.00071 §3.4); None means 0.1·ln(factor) + 1 for yarn.
     """
@@ -33,7 +33,7 @@ class RopeSpec:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        kinds = ("default", "linear", "llama3", "yarn")
+        kinds = ("none", "default", "linear", "llama3", "yarn")
         _require(
             self.kind in kinds, f"rope kind {self.kind!r} is not supported; use one of {', '.join(kinds)}"
         )
@@ -163,17 +163,61 @@ class TreeSpec:
 
 
 @dataclass(frozen=True)
+class EagleSpec:
+    """One drafter layer of the EAGLE family: what it reads, where it is normed, and which head scores.
+
+    `fusion`: concat2 (EAGLE-1, arXiv 2401.15077: the target's last post-norm hidden state beside the embedding) or
+    taps (EAGLE-3, arXiv 2503.01840: residual streams at `taps`, `hidden_states` indices, through fc). `fc_norm`: one
+    RMSNorm per tap; `norm_output`: the recurrent state is normed (both: EAGLE-3.1). `norm_before_fc`: one RMSNorm over
+    all taps. `norm_before_residual`: the residual starts at the normed state. `draft_vocab`: 0 scores with the
+    target's head, V with an own one, fewer with an own head over the ids that the checkpoint lists. `window`: how many
+    committed positions a draft sees, counted from the last (0 = all). `layer` is the layer's shape; None follows the
+    target.
+    """
+
+    fusion: str = "taps"
+    taps: tuple[int, ...] = ()
+    fc_norm: bool = False
+    fc_bias: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    draft_vocab: int = 0
+    window: int = 0
+    layer: ModelSpec | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            self.fusion in ("concat2", "taps"),
+            f"eagle.fusion {self.fusion!r} is not known; use concat2 or taps",
+        )
+        plain = not (self.fc_norm or self.norm_before_fc or self.norm_before_residual or self.norm_output)
+        _require(
+            self.fusion == "taps" or (plain and not self.taps),
+            "eagle.fusion=concat2 has no taps and no norms of its own; use fusion=taps, or drop them",
+        )
+        _require(
+            not (self.fc_norm and self.norm_before_fc),
+            "eagle.fc_norm and eagle.norm_before_fc exclude each other; choose one norm before fc",
+        )
+        for name in ("draft_vocab", "window"):
+            _require(getattr(self, name) >= 0, f"eagle.{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
 class DrafterSpec:
     """Which drafter, and the numbers it is built from. Fields that a drafter does not read are ignored by it.
 
     `min_ngram`, `max_ngram`: suffix lengths that prompt lookup tries. `matches`: how many different earlier
-    occurrences may branch from the root.
+    occurrences may branch from the root. `checkpoint`: folder of a trained drafter, which decides `eagle`.
     """
 
     name: str = "none"
     min_ngram: int = 2
     max_ngram: int = 4
     matches: int = 1
+    checkpoint: str | None = None
+    eagle: EagleSpec | None = None
 
     def __post_init__(self) -> None:
         _require(

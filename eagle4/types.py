@@ -92,7 +92,7 @@ class Commit:
 
     Row i of features is that of the root (i = 0) or of the i-th accepted node, so (features[i], tokens[i]) is the
     pair an EAGLE drafter reads. Only the first `num_committed` entries mean anything; it is num_accepted + 1 before
-    cropping at a stop token or at the length limit, and 0 for a row that had already ended.
+    cropping at a stop token or at the length limit, and 0 for a row that had already ended. What lies beyond is finite.
     """
 
     tokens: Int32[Array, "B P1"]

@@ -9,10 +9,11 @@ import numpy as np
 from flax import struct
 
 from eagle4 import decode
-from eagle4.drafters import DRAFTERS
+from eagle4.drafters import DRAFTERS, eagle_net
 from eagle4.drafters.base import Drafter
 from eagle4.nn.abstract import initialise
-from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.nn.attention import attention
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
 from eagle4.target import model as target
 from eagle4.tree import topology
 from eagle4.types import Draft
@@ -27,8 +28,50 @@ def tiny_params(spec: ModelSpec = TINY, seed: int = 0):
     return params | {"embed": params["embed"] * 4.0, "head": params["head"] * 4.0}
 
 
+def eagle_weights(spec: EagleSpec, model: ModelSpec = TINY, seed: int = 0):
+    """Random weights of a complete drafter spec, norms and biases too; a reduced head scores some ids, in order."""
+    own = initialise(eagle_net.abstract(spec, model), jax.random.key(seed))
+    leaves, structure = jax.tree.flatten(own)
+    rng = np.random.default_rng(seed)
+    own = structure.unflatten(
+        [x + jnp.array(0.3 * rng.normal(size=x.shape), x.dtype) if x.ndim == 1 else x for x in leaves]
+    )
+    if 0 < spec.draft_vocab < model.vocab_size:
+        ids = rng.choice(model.vocab_size, spec.draft_vocab, replace=False)
+        own["draft_ids"] = jnp.array(np.sort(ids), jnp.int32)
+    return own
+
+
+def eagle_params(spec: EagleSpec, model: ModelSpec = TINY, seed: int = 0, target_seed: int = 0):
+    """`eagle_weights` beside the embedding and head of `tiny_params(model, target_seed)`."""
+    return eagle_net.borrow(eagle_weights(spec, model, seed), tiny_params(model, target_seed))
+
+
+def fitted_eagle_params(spec: EagleSpec, model: ModelSpec = TINY, seed: int = 0, target_seed: int = 0):
+    """`eagle_params` whose own head is fitted to the target's logits on a random text, so that guesses are often right.
+
+    Least squares: the network below the head stays random, and sees the whole text whatever its window.
+    """
+    params, weights = eagle_params(spec, model, seed, target_seed), tiny_params(model, target_seed)
+    text = jnp.array(prompts((240,), seed=seed, vocab=model.vocab_size), jnp.int32)
+    at, causal = jnp.arange(240, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, 240, 240), bool))
+    out = target.apply(weights, model, text, at, causal, None, spec.taps)
+    state = eagle_net.fuse(params, spec, out.features, out.hidden)
+    row = eagle_net.enter(params, spec, text[:, 1:], state[:, :-1], at[:, :-1])
+    mixed = attention(row.q, (row.k, row.v), causal[:, 1:, 1:])
+    output = eagle_net.scored(params, spec, eagle_net.leave(params, spec, row.residual, mixed))
+    head = np.linalg.lstsq(np.asarray(output[0]), np.asarray(out.logits[0, 1:]), rcond=None)[0].T
+    return params | {"head": jnp.array(head[params.get("draft_ids", slice(None))])}
+
+
 def numpy_logits(params, spec: ModelSpec, ids) -> np.ndarray:
     """Logits [T, V] of a whole text in float64 NumPy: no cache, no JAX, one head at a time."""
+    hidden = numpy_streams(params, spec, ids)[-1]
+    return hidden @ np.asarray(params.get("head", params["embed"]), np.float64).T
+
+
+def numpy_streams(params, spec: ModelSpec, ids) -> list[np.ndarray]:
+    """The residual streams [T, D] before, between and after the layers (`hidden_states` 0..L), and the normed last."""
     w = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     T, E = len(ids), spec.head_dim
     group = spec.num_heads // spec.num_kv_heads
@@ -43,6 +86,7 @@ def numpy_logits(params, spec: ModelSpec, ids) -> np.ndarray:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     x = w["embed"][np.asarray(ids)]
+    streams = [x]
     for layer in w["layers"]:
         h = norm(x, layer["attn_norm"])
         q, k, v = h @ layer["q"].T, h @ layer["k"].T, h @ layer["v"].T
@@ -58,7 +102,8 @@ def numpy_logits(params, spec: ModelSpec, ids) -> np.ndarray:
         h = norm(x, layer["mlp_norm"])
         gate = h @ layer["gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ layer["up"].T)) @ layer["down"].T
-    return norm(x, w["norm"]) @ w.get("head", w["embed"]).T
+        streams.append(x)
+    return [*streams, norm(x, w["norm"])]
 
 
 def plain_greedy(params, spec: ModelSpec, prompt, new: int, stop_ids=()) -> list[int]:

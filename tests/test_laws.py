@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kit import answers, begin, numpy_logits, plain_greedy, prompts, tiny_params
+from kit import answers, begin, fitted_eagle_params, numpy_logits, plain_greedy, prompts, tiny_params
 from toy import toy_params
 
 from eagle4 import decode
 from eagle4.decode import Params
+from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
-from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
 from eagle4.tree.presets import spec_of
 from eagle4.types import Plan
 
@@ -44,8 +45,19 @@ def sparse_table():
     return toy_params(MODEL, seed=1, taps=len(TAPS), candidates=5)
 
 
+def network(spec: EagleSpec):
+    """A drafter spec with that network, and its weights beside the target's: random, but for a fitted head."""
+    whole = complete(spec, MODEL)
+    return DrafterSpec("eagle", eagle=whole), lambda: fitted_eagle_params(whole, MODEL, seed=3, target_seed=1)
+
+
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1))
 TOY, INDEPENDENT = DrafterSpec("toy"), DrafterSpec("toy_independent")
+EAGLE1, EAGLE1_WEIGHTS = network(EagleSpec("concat2", draft_vocab=16))
+EAGLE3, EAGLE3_WEIGHTS = network(
+    EagleSpec(taps=TAPS, fc_norm=True, norm_output=True, draft_vocab=16, window=5)
+)
+REDUCED, REDUCED_WEIGHTS = network(EagleSpec(taps=TAPS, norm_before_fc=True, draft_vocab=11))
 LOOKUP = DrafterSpec("prompt_lookup", min_ngram=1, max_ngram=3, matches=2)
 PICKED, DRAWN = ("greedy", "point_mass"), ("greedy", "point_mass", "rejection")
 METHODS = {
@@ -60,10 +72,21 @@ METHODS = {
     "independent": Method(
         INDEPENDENT, TreeSpec("sampled", 2, 2, 3, 8, buckets=(8,)), ("multi_round", "k_sequential"), table
     ),
+    "eagle1 static": Method(EAGLE1, spec_of(PATHS, buckets=(10,)), PICKED, EAGLE1_WEIGHTS),
+    "eagle3 dynamic": Method(EAGLE3, TreeSpec("dynamic", 3, 3, 3, 9, buckets=(9,)), PICKED, EAGLE3_WEIGHTS),
+    "eagle drawn": Method(
+        REDUCED, TreeSpec("sampled", 3, 2, 3, 10, buckets=(10,)), ("greedy", "rejection"), REDUCED_WEIGHTS
+    ),
 }
 
 # The rest of the grid, and the batch of one, are `slow`: every case is a program to compile.
-QUICK = {("static", "greedy"), ("dynamic", "greedy"), ("sampled", "rejection"), ("drawn chain", "block")}
+QUICK = {
+    ("static", "greedy"),
+    ("dynamic", "greedy"),
+    ("sampled", "rejection"),
+    ("drawn chain", "block"),
+    ("eagle3 dynamic", "greedy"),
+}
 
 NEW, CAPACITY = 24, 128
 TEXTS = prompts((5, 70, 3, 12), seed=7, vocab=MODEL.vocab_size)
@@ -99,6 +122,9 @@ SCATTERED = [
     ("sampled", "rejection"),
     ("sparse", "rejection"),
     ("independent", "multi_round"),
+    ("eagle1 static", "greedy"),
+    ("eagle3 dynamic", "greedy"),
+    ("eagle drawn", "rejection"),
 ]
 
 
@@ -199,10 +225,27 @@ def agrees_with_fresh_prefill(case, state):
             assert state.drafter.tokens[b, 1 : len(text)].tolist() == text[1:]
             for mine, other in zip(fed(state), fed(fresh)):
                 np.testing.assert_allclose(mine[b, told], other[b, told], atol=1e-4)
+    if case.system.drafter.name == "eagle":
+        eagle_agrees_with_fresh_prefill(case, state.drafter, texts, fresh)
 
 
 def fed(state):
     return state.drafter.features, state.drafter.hidden
+
+
+def eagle_agrees_with_fresh_prefill(case, drafter, texts, fresh):
+    """Row i of its cache holds features of position i and token i + 1, so the last row needs the last token."""
+    assert drafter.cache.length.tolist() == [len(text) - 1 for text in texts]
+    whole = begin(case.system, case.params, texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP).drafter
+    for b, text in enumerate(texts):
+        told = slice(0, len(text) - 1)
+        for mine, other in zip(drafter.cache.k + drafter.cache.v, whole.cache.k + whole.cache.v):
+            np.testing.assert_allclose(mine[b, :, told], other[b, :, told], atol=1e-4)
+        # A fresh draw of the last token may be another one.
+        if fresh.tokens[b, len(text) - 1] == text[-1]:
+            np.testing.assert_allclose(drafter.output[b], fresh.drafter.output[b], atol=1e-4)
+        else:
+            assert not case.system.sampling.greedy
 
 
 def test_rows_do_not_depend_on_their_neighbours(case):
@@ -221,23 +264,31 @@ def test_rows_do_not_depend_on_their_neighbours(case):
 
 
 def test_poison_changes_nothing(case):
-    """Law 6: NaN keys and huge values in every cache slot that is not committed, NaN in every unused node, junk in
-    text to come."""
+    """Law 6: NaN keys and huge values in every cache slot that is not committed, the drafter's too, NaN in every
+    unused node, junk in text to come."""
+
+    def beyond_its_length(cache):
+        beyond = (jnp.arange(CAPACITY) >= cache.length[:, None])[:, None, :, None]
+        k = tuple(jnp.where(beyond, jnp.nan, x) for x in cache.k)
+        v = tuple(jnp.where(beyond, 1e30, x) for x in cache.v)
+        return cache.replace(k=k, v=v)
 
     def spoiled(state):
-        beyond = (jnp.arange(CAPACITY) >= state.cache.length[:, None])[:, None, :, None]
-        k = tuple(jnp.where(beyond, jnp.nan, x) for x in state.cache.k)
-        v = tuple(jnp.where(beyond, 1e30, x) for x in state.cache.v)
+        drafter = state.drafter
+        if case.system.drafter.name == "eagle":
+            drafter = drafter.replace(cache=beyond_its_length(drafter.cache))
         tokens = jnp.where(jnp.arange(CAPACITY) >= state.length[:, None], 7, state.tokens)
-        return state.replace(tokens=tokens, cache=state.cache.replace(k=k, v=v))
+        return state.replace(tokens=tokens, cache=beyond_its_length(state.cache), drafter=drafter)
 
-    clean, _ = play(case, case.params, policy=PolicySpec(nodes=5))
-    drafter = case.params.drafter
-    junk = (
-        case.params if drafter is None else case.params._replace(drafter=drafter | {"junk": jnp.array(True)})
-    )
-    dirty, _ = play(case, junk, policy=PolicySpec(nodes=5), change=spoiled)
+    clean, rounds = play(case, case.params, policy=PolicySpec(nodes=5))
+    junk, drafter = case.params, case.params.drafter
+    if drafter is not None and "junk" in drafter:
+        junk = junk._replace(drafter=drafter | {"junk": jnp.array(True)})
+    dirty, again = play(case, junk, policy=PolicySpec(nodes=5), change=spoiled)
     assert answers(dirty) == answers(clean)
+    # Greedy text would survive a spoiled drafter: what was guessed and accepted would not.
+    for before, after in zip(rounds, again, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 def test_stop_tokens_crop_at_every_place(case):

@@ -1,19 +1,26 @@
 """Parts that do not fit together are refused in one clear line, before anything is compiled."""
 
-import pytest
+from dataclasses import replace
 
+import jax
+import numpy as np
+import pytest
+from kit import eagle_weights, tiny_params
+
+from eagle4.checkpoint import Trained, save_drafter
+from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
 from eagle4.methods import build_method
-from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, TreeSpec
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, SamplingSpec, TreeSpec
 
 MODEL = ModelSpec("llama", 16, 16, 16, 1, 2, 1, 8, 64)
 LOOKUP = DrafterSpec("prompt_lookup")
 
 
-def build(drafter=LOOKUP, tree=None, policy=None, verifier="point_mass", temperature=1.0):
+def build(drafter=LOOKUP, tree=None, policy=None, verifier="point_mass", temperature=1.0, params=None):
     tree, policy = tree or TreeSpec(), policy or PolicySpec()
     sampling = SamplingSpec(temperature=temperature)
-    return build_method("mine", drafter, tree, policy, verifier, MODEL, sampling, {"embed": None})
+    return build_method("mine", drafter, tree, policy, verifier, MODEL, sampling, params or {"embed": None})
 
 
 def test_a_method_holds_what_it_was_built_from():
@@ -59,3 +66,69 @@ def test_matches_up_to_the_children_of_the_tree_are_fine():
     tree = TreeSpec(depth=3, nodes=7, children=3)
     assert build(DrafterSpec("prompt_lookup", matches=3), tree).system.drafter.matches == 3
     assert build(DrafterSpec("none", matches=9), TreeSpec(depth=0, nodes=1)).system.tree.depth == 0
+
+
+def saved(folder, spec: EagleSpec):
+    """The complete spec and the weights of a drafter in `folder`, and the target it was made for."""
+    target, whole = tiny_params(MODEL), complete(spec, MODEL)
+    own = eagle_weights(whole, MODEL)
+    save_drafter(folder, Trained(whole, own), MODEL, target, "A card.")
+    return whole, own, target
+
+
+@pytest.mark.parametrize(
+    ("spec", "borrowed"),
+    [
+        (EagleSpec("concat2"), {"embed", "head"}),
+        (EagleSpec(taps=(0, 1), fc_norm=True, norm_output=True), {"embed", "head"}),
+        (EagleSpec(taps=(1,), draft_vocab=5), {"embed"}),
+    ],
+)
+def test_a_trained_drafter_comes_from_its_checkpoint(tmp_path, spec, borrowed):
+    """Its spec is the checkpoint's, whatever the config says; embedding and head are the target's own arrays."""
+    whole, own, target = saved(tmp_path, spec)
+    drafter = DrafterSpec("eagle", checkpoint=str(tmp_path), eagle=EagleSpec(window=3))
+    method = build(drafter, TreeSpec("dynamic", 2, 2, 2, 6), params=target)
+    assert method.system.drafter == DrafterSpec("eagle", checkpoint=str(tmp_path), eagle=whole)
+    assert method.system.taps == spec.taps
+    assert method.params.target is target
+    network = method.params.drafter
+    assert {name for name in ("embed", "head") if network[name] is target[name]} == borrowed
+    for name in own:
+        for mine, saved_one in zip(jax.tree.leaves(network[name]), jax.tree.leaves(own[name]), strict=True):
+            np.testing.assert_allclose(mine, saved_one, rtol=2**-8)
+    assert network.keys() == own.keys() | borrowed
+
+
+def test_a_trained_drafter_scores_with_the_embedding_of_a_tied_target(tmp_path):
+    tied = replace(MODEL, tie_embeddings=True)
+    target = tiny_params(MODEL)
+    target = {name: target[name] for name in target if name != "head"}
+    whole = complete(EagleSpec("concat2"), tied)
+    save_drafter(tmp_path, Trained(whole, eagle_weights(whole, tied)), tied, target, "A card.")
+    drafter = DrafterSpec("eagle", checkpoint=str(tmp_path))
+    method = build_method("m", drafter, TreeSpec(), PolicySpec(), "greedy", tied, SamplingSpec(), target)
+    assert method.params.drafter["head"] is target["embed"]
+
+
+def test_a_missing_or_foreign_checkpoint_is_one_clear_line(tmp_path):
+    target = tiny_params(MODEL)
+    for folder, said in (
+        (None, "drafter.name=eagle needs a trained network; give drafter.checkpoint=<folder>"),
+        (tmp_path, "is not a drafter checkpoint: it has no spec.json"),
+        (tmp_path / "nowhere", "is not a drafter checkpoint: it has no spec.json"),
+    ):
+        checkpoint = None if folder is None else str(folder)
+        with pytest.raises(BadInput) as caught:
+            build(DrafterSpec("eagle", checkpoint=checkpoint, eagle=EagleSpec()), params=target)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_verifiers_of_draws_go_with_drawn_trees_of_a_trained_drafter(tmp_path):
+    _, _, target = saved(tmp_path, EagleSpec("concat2"))
+    drafter = DrafterSpec("eagle", checkpoint=str(tmp_path))
+    sampled = TreeSpec("sampled", 2, 2, 2, 6)
+    assert build(drafter, sampled, verifier="rejection", params=target).system.verifier == "rejection"
+    with pytest.raises(BadInput, match="needs children drawn from the drafter"):
+        build(drafter, TreeSpec("dynamic", 2, 2, 2, 6), verifier="rejection", params=target)

@@ -13,12 +13,13 @@ _MASKED = float(jnp.finfo(jnp.float32).min)
 
 def attention(
     q: Float[Array, "B N H E"],
-    new: tuple[Float[Array, "B G N E"], Float[Array, "B G N E"]],
-    see_new: Bool[Array, "B N N"],
+    new: tuple[Float[Array, "B G M E"], Float[Array, "B G M E"]],
+    see_new: Bool[Array, "B N M"],
     cached: tuple[Float[Array, "B G S E"], Float[Array, "B G S E"]] | None = None,
     see_cached: Bool[Array, "B N S"] | None = None,
 ) -> Float[Array, "B N HE"]:
-    """One softmax over cached and new keys; the masks say who sees whom (True = sees).
+    """One softmax over cached and new keys; the masks say who sees whom (True = sees). The M new keys are those of the
+    N rows themselves, or of all rows of a growing tree.
 
     Slots that no row sees may hold any key, NaN included, and any finite value: scores are replaced, and a weight of
     exactly 0 silences the value. Every row must see at least one key (nodes always see themselves).

@@ -16,10 +16,13 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> tuple[np.ndarray, floa
     """Angular step per position for each of the E/2 pairs (float32, computed once on the host), and the factor on
     cos and sin (1 except for yarn).
 
-    default: RoFormer, arXiv 2104.09864 eq. 15. linear: positions divided by the factor. llama3: high frequencies
-    kept, low ones divided, a linear blend between (Llama 3.1 model card). yarn: arXiv 2309.00071 §3.2 and §3.4.
+    none: no rotation. default: RoFormer, arXiv 2104.09864 eq. 15. linear: positions divided by the factor. llama3:
+    high frequencies kept, low ones divided, a linear blend between (Llama 3.1 model card). yarn: arXiv 2309.00071
+    §3.2 and §3.4.
     """
     pairs = np.arange(0, head_dim, 2, dtype=np.float64)
+    if rope.kind == "none":
+        return np.zeros(len(pairs), np.float32), 1.0
     base = rope.theta ** (-pairs / head_dim)
     if rope.kind == "linear":
         return (base / rope.factor).astype(np.float32), 1.0
