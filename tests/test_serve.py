@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from kit import TINY, chain_system, plain_greedy, prompts, run, tiny_params
 
+from eagle4 import serve as serving
 from eagle4.decode import Params
 from eagle4.errors import BadInput
 from eagle4.serve import Request, Shape, serve
@@ -35,6 +36,17 @@ def test_sampled_answers_do_not_depend_on_the_batch():
         alone, _, _ = run(system, Params(tiny_params()), [TEXTS[i]], NEW[i], most=12, seeds=np.array([i]))
         assert served[i] == alone[0]
     assert serve_all(system, Shape(batch=2, capacity=192, refill=2, stretch=5)) == served
+
+
+def test_only_full_groups_are_prefilled_while_there_are_requests(monkeypatch):
+    sizes, whole = [], serving.prefill_group
+    monkeypatch.setattr(
+        serving,
+        "prefill_group",
+        lambda s, p, q, group, *rest: sizes.append(len(group)) or whole(s, p, q, group, *rest),
+    )
+    serve_all(chain_system("none"))
+    assert sizes == [2, 2, 2, 1]
 
 
 def test_stop_ids_end_rows_early():

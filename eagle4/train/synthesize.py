@@ -4,6 +4,7 @@ Answers come from the project's own closed loop (`eagle4.serve`), so they are ex
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from eagle4 import text
@@ -17,6 +18,7 @@ from eagle4.state import CHUNK
 from eagle4.text import Text
 from eagle4.train.responses import Response
 
+SORTED = 512
 _MARK = "⟦user turn⟧"
 
 
@@ -54,11 +56,14 @@ def _requests(
     max_new_tokens: int,
     shape: Shape,
 ) -> Iterator[Request]:
-    for name, turn in conversations:
-        ids = text.encode_chat(words, [{"role": "user", "content": turn}])
-        chunks = -(-len(ids) // CHUNK) * CHUNK
-        if max(chunks, len(ids) + max_new_tokens + 1) <= shape.capacity:
-            yield Request(name, ids, seed_of(f"{sampling.seed}/{name}"), max_new_tokens)
+    """Requests that fit, those of `SORTED` conversations at a time by length: the loop prefills neighbours together."""
+    queue = iter(conversations)
+    while window := list(islice(queue, SORTED)):
+        told = [(name, text.encode_chat(words, [{"role": "user", "content": turn}])) for name, turn in window]
+        for name, ids in sorted(told, key=lambda one: len(one[1])):
+            chunks = -(-len(ids) // CHUNK) * CHUNK
+            if max(chunks, len(ids) + max_new_tokens + 1) <= shape.capacity:
+                yield Request(name, ids, seed_of(f"{sampling.seed}/{name}"), max_new_tokens)
 
 
 def opening(words: Text) -> list[int]:
