@@ -1,7 +1,7 @@
 """Specs ↔ Hydra: the schema is made from the frozen specs, and a mistake in a config costs one line.
 
-A frozen dataclass can't be a Hydra schema and a mutable one can't be jit-static, so `schema` makes a mutable
-twin that remembers its spec in `_target_`, and `build` turns the composed node back into the hashable spec.
+`schemas.schema` makes a mutable twin of a spec that remembers it in `_target_`; `build` turns the composed node back
+into the hashable spec.
 """
 
 import contextlib
@@ -12,10 +12,9 @@ import hashlib
 import os
 import re
 import secrets
+import signal
 import sys
 import traceback
-import types
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,73 +25,17 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle4 import tracking
 from eagle4.compilation import keep_compiled
 from eagle4.errors import BadInput
-from eagle4.specs import DataSpec, DecodeSpec, DrafterSpec, ModelSource, PolicySpec, SamplingSpec, TreeSpec
+from eagle4.schemas import GROUPS, SPECS, schema
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 _QUOTE = "and quote a text with special characters twice: 'key=\"a=b, c\"'"
 METHOD_KEYS = ("name", "drafter", "tree", "policy", "verifier")
-
-
-GROUPS: dict[str, type] = {
-    "model": ModelSource,
-    "data": DataSpec,
-    "sampling": SamplingSpec,
-    "drafter": DrafterSpec,
-    "tree": TreeSpec,
-    "policy": PolicySpec,
-    "decode": DecodeSpec,
-    "tracking": tracking.TrackingSpec,
-}
-_SPECS = {f"{spec.__module__}.{spec.__qualname__}": spec for spec in GROUPS.values()}
-
-
-@functools.cache
-def schema(spec: type) -> type:
-    """The structured-config twin of a frozen spec: same fields and defaults, tuples as lists, and `_target_`.
-
-    Fields without a default become mandatory. Nested specs become nested schemas.
-    """
-    hints = typing.get_type_hints(spec)
-    fields: list[Any] = [("_target_", str, f"{spec.__module__}.{spec.__qualname__}")]
-    for field in dataclasses.fields(spec):
-        default: Any = MISSING
-        if field.default is not dataclasses.MISSING:
-            default = dataclasses.field(default_factory=functools.partial(_mutable, field.default))
-        fields.append((field.name, _schema_type(hints[field.name]), default))
-    return dataclasses.make_dataclass(spec.__name__, fields)
-
-
-def _schema_type(kind: Any) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return schema(typing.cast(type, kind))
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return list[_schema_type(arguments[0])]
-    if origin in (typing.Union, types.UnionType) and len(arguments) > 2:
-        return Any  # a choice of types: checked by the spec itself
-    if origin in (typing.Union, types.UnionType) and type(None) in arguments:
-        (inner,) = (a for a in arguments if a is not type(None))
-        return typing.Optional[_schema_type(inner)]  # noqa: UP045 (OmegaConf reads this form)
-    if kind in (int, float, str, bool):
-        return kind
-    raise TypeError(f"{kind} can't be part of a config; use int, float, str, bool, a spec, or tuples of them")
-
-
-def _mutable(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _mutable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return schema(type(value))(**fields)
-    return [_mutable(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def register() -> None:
@@ -101,6 +44,7 @@ def register() -> None:
         ConfigStore.instance().store(name="schema", group=group, node=schema(spec), provider="eagle4")
     OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_new_resolver("slug", slug, replace=True)
+    OmegaConf.register_new_resolver("basename", lambda path: Path(path).name, replace=True)
     OmegaConf.register_new_resolver("token", lambda: secrets.token_hex(3), replace=True, use_cache=True)
 
 
@@ -114,16 +58,16 @@ def build(node: Any) -> Any:
     """The frozen spec of a composed node (or of its plain dict). Raises BadInput for a missing value."""
     values = to_plain(node) if isinstance(node, (DictConfig, ListConfig)) else node
     if isinstance(values, dict) and "_target_" in values:
-        if values["_target_"] not in _SPECS:
-            raise BadInput(f"{values['_target_']!r} is not a spec of eagle4; use one of {', '.join(_SPECS)}")
-        spec = _SPECS[values["_target_"]]
+        if values["_target_"] not in SPECS:
+            raise BadInput(f"{values['_target_']!r} is not a spec of eagle4; use one of {', '.join(SPECS)}")
+        spec = SPECS[values["_target_"]]
         known = [field.name for field in dataclasses.fields(spec)]
         fields = {key: build(value) for key, value in values.items() if key != "_target_"}
         for key in fields:
             if key not in known:
                 raise BadInput(f"unknown key {key!r} in {spec.__name__}{nearest(key, known)}")
         return spec(**fields)
-    return _tuples(values)
+    return tuple(build(item) for item in values) if isinstance(values, list) else values
 
 
 def to_plain(config: DictConfig | ListConfig) -> Any:
@@ -211,7 +155,7 @@ def explain_hydra_error(error: BaseException, config_name: str) -> str:
         return f"unknown key {match[1]!r}{nearest(match[1], _known_keys(config_name))}"
     if match := re.search(r"Key '([^']*)' not in '([^']*)'", text):
         known = [
-            f.name for spec in _SPECS.values() if spec.__name__ == match[2] for f in dataclasses.fields(spec)
+            f.name for spec in SPECS.values() if spec.__name__ == match[2] for f in dataclasses.fields(spec)
         ]
         return f"unknown key {match[1]!r} in {match[2]}{nearest(match[1], known)}"
     return _one_line(next((c for c in chain if isinstance(c, OmegaConfBaseException)), chain[0]))
@@ -298,6 +242,8 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     # Unless asked to raise, Hydra prints several lines for a mistake in a config; here it gets one.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # A cluster ends a job with SIGTERM: let it keep what it has, as an interrupt does.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         register()
         keep_compiled()
@@ -310,6 +256,7 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:

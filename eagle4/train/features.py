@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jaxtyping import BFloat16, Bool, Int32, Int64, UInt16
 
 from eagle4.errors import BadInput
 from eagle4.files import plain, write_atomic
+from eagle4.fingerprint import weights_digest
 from eagle4.specs import ModelSpec
 
 LAYOUT = 1
@@ -80,13 +79,10 @@ class FeatureStore(NamedTuple):
 
 
 def fingerprint(source: str, spec: ModelSpec, params: dict[str, Any], taps: tuple[int, ...]) -> Fingerprint:
-    """The fingerprint of a target. Weights count by the last row of each tensor, rounded to bfloat16."""
-    weights = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        weights.update(np.asarray(leaf[-1].astype(jnp.bfloat16)).tobytes())
+    """The fingerprint of a target."""
     text = json.dumps(plain(_changed(spec)), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Fingerprint(source, digest[:16], weights.hexdigest()[:16], tuple(taps), spec.hidden_size)
+    return Fingerprint(source, digest[:16], weights_digest(params), tuple(taps), spec.hidden_size)
 
 
 def _changed(spec: Any) -> dict[str, Any]:
