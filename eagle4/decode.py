@@ -5,6 +5,7 @@ is one compiled program with no host round trip. The phased form (`jit_draft`, `
 same functions one by one, for timing and for notebooks.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -219,6 +220,12 @@ def rounds(
     return lax.while_loop(more, step, (state, empty, jnp.int32(0)))
 
 
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A pure function of arrays, for timings of a part: `function` is hashable, so that it compiles once."""
+    return function(*arguments)
+
+
+jit_call = jax.jit(call, static_argnames="function")
 jit_start = jax.jit(start, static_argnames="system", donate_argnames="state")
 generate = jax.jit(rounds, static_argnames=("system", "most"), donate_argnames="state")
 jit_draft = jax.jit(draft, static_argnames="system")

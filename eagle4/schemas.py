@@ -13,12 +13,10 @@ from typing import Any
 from omegaconf import MISSING
 
 from eagle4 import tracking
+from eagle4.run_specs import DataSpec, DecodeSpec, ModelSource
 from eagle4.specs import (
-    DataSpec,
-    DecodeSpec,
     DrafterSpec,
     EagleSpec,
-    ModelSource,
     ModelSpec,
     PolicySpec,
     RopeSpec,

@@ -170,9 +170,9 @@ class EagleSpec:
     taps (EAGLE-3, arXiv 2503.01840: residual streams at `taps`, `hidden_states` indices, through fc). `fc_norm`: one
     RMSNorm per tap; `norm_output`: the recurrent state is normed (both: EAGLE-3.1). `norm_before_fc`: one RMSNorm over
     all taps. `norm_before_residual`: the residual starts at the normed state. `draft_vocab`: 0 scores with the
-    target's head, V with an own one, fewer with an own head over the ids that the checkpoint lists. `window`: how many
-    committed positions a draft sees, counted from the last (0 = all). `layer` is the layer's shape; None follows the
-    target.
+    target's head, V with an own one, fewer with an own head over the ids that the checkpoint lists, or with the
+    target's rows for them (`target_rows`, FR-Spec, arXiv 2502.14856). `window`: how many committed positions a draft
+    sees, counted from the last (0 = all). `layer` is the layer's shape; None follows the target.
     """
 
     fusion: str = "taps"
@@ -183,6 +183,7 @@ class EagleSpec:
     norm_before_residual: bool = False
     norm_output: bool = False
     draft_vocab: int = 0
+    target_rows: bool = False
     window: int = 0
     layer: ModelSpec | None = None
 
@@ -202,6 +203,15 @@ class EagleSpec:
         )
         for name in ("draft_vocab", "window"):
             _require(getattr(self, name) >= 0, f"eagle.{name} must be at least 0, got {getattr(self, name)}")
+        _require(
+            self.draft_vocab > 0 or not self.target_rows,
+            "eagle.target_rows needs eagle.draft_vocab: how many rows",
+        )
+
+    @property
+    def own_head(self) -> bool:
+        """Whether the head's rows are parameters of the drafter."""
+        return self.draft_vocab > 0 and not self.target_rows
 
 
 @dataclass(frozen=True)
@@ -237,58 +247,6 @@ class PolicySpec:
     width: int = 0
     children: int = 0
     nodes: int = 0
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where the target's weights come from, and the dtype they run in."""
-
-    source: str
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        dtypes = ("float32", "bfloat16", "float16")
-        _require(
-            self.dtype in dtypes, f"model.dtype {self.dtype!r} is not known; use one of {', '.join(dtypes)}"
-        )
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which prompts: `path` is a file or a list of files, None the packaged one; `limit` None is all of them.
-
-    `turns` is first or all.
-    """
-
-    path: str | tuple[str, ...] | None = None
-    limit: int | None = None
-    max_new_tokens: int = 128
-    turns: str = "all"
-
-    def __post_init__(self) -> None:
-        paths = self.path if isinstance(self.path, tuple) else (self.path or "",)
-        _require(
-            len(paths) > 0 and all(isinstance(p, str) for p in paths),
-            f"data.path must be a file or a list of files, got {self.path!r}",
-        )
-        _require(self.turns in ("first", "all"), f"data.turns {self.turns!r} is not known; use first or all")
-        _require(
-            self.limit is None or self.limit >= 1,
-            f"data.limit must be at least 1 (null = all prompts), got {self.limit}",
-        )
-        _require(
-            self.max_new_tokens >= 1, f"data.max_new_tokens must be at least 1, got {self.max_new_tokens}"
-        )
-
-
-@dataclass(frozen=True)
-class DecodeSpec:
-    """Where an answer ends, besides the model's own stop ids: `stops` are strings."""
-
-    stops: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _require(all(self.stops), f"decode.stops must be non-empty strings, got {self.stops}")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from safetensors.numpy import load_file, save_file
 from eagle4 import checkpoint
 from eagle4.checkpoint import CARD, SPEC, WEIGHTS, Trained, load_drafter, save_drafter
 from eagle4.drafters import eagle_net
+from eagle4.drafters.eagle import candidates
 from eagle4.errors import BadInput
-from eagle4.specs import EagleSpec, ModelSpec, RopeSpec
+from eagle4.nn.abstract import initialise
+from eagle4.specs import EagleSpec, ModelSpec, RopeSpec, TreeSpec
 
 MODEL = ModelSpec("llama", 20, 16, 24, 3, 2, 1, 8, 256)
 TARGET = tiny_params(MODEL)
@@ -247,3 +249,24 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path):
     with pytest.raises(BadInput, match="also has embed, head, which its spec does not name"):
         save_drafter(tmp_path / "new", Trained(spec, params), MODEL, TARGET, "A card.")
     assert not (tmp_path / "new").exists()
+
+
+def test_the_targets_rows_are_not_stored_and_score_as_an_own_head_of_the_same_rows(tmp_path):
+    """A head reduced to rows of the target's: only their ids are kept."""
+    ids = jnp.array([1, 4, 6, 7, 13], jnp.int32)
+    rows = eagle_net.complete(EagleSpec("taps", taps=(0, 2), draft_vocab=5, target_rows=True), MODEL)
+    own = dataclasses.replace(rows, target_rows=False)
+    weights = initialise(eagle_net.abstract(rows, MODEL), jax.random.key(0))
+    save_drafter(tmp_path, Trained(rows, {**weights, "draft_ids": ids}), MODEL, TARGET, "card")
+    assert "head" not in load_file(tmp_path / WEIGHTS)
+    read = load_drafter(tmp_path, MODEL, TARGET)
+    params = eagle_net.borrow(read.params, TARGET)
+    np.testing.assert_array_equal(params["head"], TARGET["head"][ids])
+    x = jax.random.normal(jax.random.key(1), (2, MODEL.hidden_size))
+    stored = eagle_net.borrow({**read.params, "head": TARGET["head"][ids]}, TARGET)
+    np.testing.assert_array_equal(eagle_net.logits(params, rows, x), eagle_net.logits(stored, own, x))
+    picked, probs = candidates(params, rows, x, TreeSpec("dynamic", 2, 2, 3, 5))
+    assert np.isin(picked, ids).all()
+    assert (np.asarray(probs).sum(1) < 1).all()
+    with pytest.raises(BadInput, match=r"eagle\.target_rows needs eagle\.draft_vocab"):
+        EagleSpec("taps", target_rows=True)

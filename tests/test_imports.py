@@ -17,8 +17,8 @@ FILES = {
 # one of them is listed by its own dotted name.
 ORDER = """
     errors files types specs compilation fingerprint tokenizer text prompts nn target tree sampling verify retrieval
-    drafters checkpoint harness state prefill decode forward_cost tree_cost answer methods watch serve record replay
-    metrics summary bench report report_cost train interop tracking schemas conf
+    drafters checkpoint harness state prefill decode forward_cost tree_cost answer methods draft_cost watch serve
+    record replay metrics summary bench report report_cost train interop tracking run_specs schemas conf
 """
 FLOW = ORDER.split()
 MAY_COMPILE = ("eagle4.decode", "eagle4.serve", "eagle4.train.step")

@@ -50,7 +50,7 @@ def complete(spec: EagleSpec, target: ModelSpec) -> EagleSpec:
 def abstract(spec: EagleSpec, target: ModelSpec) -> dict[str, Any]:
     """The parameter tree as `Leaf`s, of a spec that is `complete`. See `borrow` for embedding and head.
 
-    `draft_ids` [Vd] are the target's ids of an own head's rows, increasing; they are data, not weights. Raises
+    `draft_ids` [Vd] are the target's ids of a reduced head's rows, increasing; they are data, not weights. Raises
     BadInput for a network that can't work on this target.
     """
     assert spec.layer is not None
@@ -71,7 +71,7 @@ def abstract(spec: EagleSpec, target: ModelSpec) -> dict[str, Any]:
         tree["fc_norm"] = tuple(Leaf((target.hidden_size,), (None,), "ones") for _ in spec.taps)
     if spec.norm_before_fc:
         tree["input_norm"] = Leaf((read,), (None,), "ones")
-    if spec.draft_vocab:
+    if spec.own_head:
         tree["head"] = Leaf((spec.draft_vocab, D), ("vocab", "embed"))
     if target.hidden_size != D:
         tree["embed"] = Leaf((target.vocab_size, D), ("vocab", "embed"))
@@ -85,19 +85,22 @@ def _check(spec: EagleSpec, layer: ModelSpec, target: ModelSpec) -> None:
         raise BadInput(
             f"eagle.draft_vocab={spec.draft_vocab} is more than the target's {target.vocab_size} ids"
         )
-    if layer.hidden_size != target.hidden_size and (spec.fusion == "concat2" or not spec.draft_vocab):
+    if layer.hidden_size != target.hidden_size and (spec.fusion == "concat2" or not spec.own_head):
         raise BadInput(
             f"a drafter {layer.hidden_size} wide can't use the head of a target {target.hidden_size} wide; "
-            "use eagle.fusion=taps with eagle.draft_vocab"
+            "use eagle.fusion=taps with an own head, eagle.draft_vocab"
         )
     if (spec.fusion == "taps") != bool(spec.taps) or not all(0 <= t <= target.num_layers for t in spec.taps):
         raise BadInput(f"eagle.taps {spec.taps} must lie in 0..{target.num_layers}, at least one of them")
 
 
 def borrow(params: dict[str, Any], target_params: dict[str, Any]) -> dict[str, Any]:
-    """`params` with what a drafter doesn't own: the target's embedding and head, by reference."""
+    """`params` with what a drafter doesn't own: the target's embedding and head, by reference, or rows of it."""
     embed = target_params["embed"]
-    return {"embed": embed, "head": target_params.get("head", embed), **params}
+    head = target_params.get("head", embed)
+    if "draft_ids" in params and "head" not in params:
+        head = head[params["draft_ids"]]
+    return {"embed": embed, "head": head, **params}
 
 
 def fuse(

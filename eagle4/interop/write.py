@@ -123,16 +123,15 @@ def _layer(spec: EagleSpec, target: ModelSpec) -> ModelSpec:
 
 def _with_head(drafter: Trained, target: ModelSpec, target_params: Mapping[str, Any] | None) -> Trained:
     """The drafter with a head of its own: the target's, if it has been scoring with that one."""
-    if drafter.spec.draft_vocab:
+    if drafter.spec.own_head:
         return drafter
     if target_params is None:
         raise BadInput(
             "this drafter scores with the target's head; give the target's parameters to export it too"
         )
-    head = eagle_net.borrow({}, dict(target_params))["head"]
-    return Trained(
-        replace(drafter.spec, draft_vocab=target.vocab_size), {**drafter.params, "head": jnp.asarray(head)}
-    )
+    head = jnp.asarray(eagle_net.borrow(drafter.params, dict(target_params))["head"])
+    spec = replace(drafter.spec, draft_vocab=head.shape[0], target_rows=False)
+    return Trained(spec, {**drafter.params, "head": head})
 
 
 def _tensors(drafter: Trained, target: ModelSpec, layout: Layout) -> dict[str, np.ndarray]:

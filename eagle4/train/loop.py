@@ -175,7 +175,7 @@ def decoded(setup: Setup, state: TrainState) -> dict[str, Any]:
     """Acceptance length of a real decode on held-out prompts."""
     if not setup.trial_prompts:
         return {}
-    parts = setup.spec, state.params, setup.target, setup.target_params
+    parts = setup.spec, result(setup, state).params, setup.target, setup.target_params
     return {"decode/tau": trial_tau(*parts, setup.trial_prompts, setup.stop_ids)}
 
 

@@ -43,8 +43,9 @@ def loss_and_agreement(
 ) -> tuple[Float[Array, ""], Agreement]:
     """The loss of `steps` unrolled steps, and agreement within the candidate set.
 
-    The target's distribution for step j of row i comes from its hidden state at i + 1 + j. With an own draft
-    vocabulary the candidates are its tokens, and rows whose next token lies outside have nothing to learn.
+    The target's distribution for step j of row i comes from its hidden state at i + 1 + j. With an own head the
+    candidates are its tokens, and rows whose next token lies outside have nothing to learn; the target's rows are
+    learned on the whole vocabulary, of which drafting later sees a part.
     """
     sample, shake = jax.random.split(key)
     chosen, student_head = candidates_of(params, spec, objective, frozen, rows, sample)
@@ -59,7 +60,7 @@ def loss_and_agreement(
     total, right, count, so_far = jnp.zeros(()), [], [], jnp.ones(rows.tokens.shape, bool)
     for step, output in enumerate(outputs):
         mask = supervised_rows(rows, step)
-        if spec.draft_vocab:
+        if spec.own_head:
             mask = mask & inside[ahead(rows.tokens, 2 + step)]
         teacher = jax.lax.stop_gradient(ahead(teacher_rows, 1 + step))
         student = dense(net.scored(params, spec, output), student_head).astype(jnp.float32)
@@ -87,7 +88,7 @@ def candidates_of(
 ) -> tuple[Candidates, Float[Array, "C D"]]:
     """The tokens that p and q are compared on, and the drafter's head rows for them."""
     V = frozen.head.shape[0]
-    if spec.draft_vocab:
+    if spec.own_head:
         ids = jnp.arange(V, dtype=jnp.int32) if frozen.draft_ids is None else frozen.draft_ids
         return Candidates(ids, jnp.zeros(len(ids))), params["head"]
     if not 0 < objective.candidates < V:

@@ -37,14 +37,11 @@ def begin(
     head = target_params.get("head", target_params["embed"])
     ids = None
     if spec.draft_vocab:
-        if spec.draft_vocab > target.vocab_size:
-            raise BadInput(
-                f"eagle.draft_vocab={spec.draft_vocab} exceeds the vocabulary of {target.vocab_size}"
-            )
         whole = np.arange(target.vocab_size, dtype=np.int32)
         chosen = draft_vocabulary(counts, spec.draft_vocab) if spec.draft_vocab < target.vocab_size else whole
         ids = jnp.asarray(chosen) if spec.draft_vocab < target.vocab_size else None
-        params["head"] = head[chosen].astype(jnp.float32)
+        if spec.own_head:
+            params["head"] = head[chosen].astype(jnp.float32)
     mask = jnp.asarray(frequent_tokens(counts, train.objective.frequent))
     return Frozen(target_params["embed"], head, mask, ids), params
 
