@@ -1,4 +1,5 @@
-"""Trained drafters on disk: a folder with `drafter.safetensors`, `spec.json` and a card for people, `README.md`.
+"""Trained drafters on disk: a folder with `drafter.safetensors`, `spec.json` and a card for people, `README.md`, and
+low-rank factors of its head, `retrieval_r<rank>.safetensors`, where it has some.
 
 Reading is strict both ways: every tensor that the spec asks for, none else, right shapes, and the target it was
 trained for.
@@ -15,16 +16,18 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from eagle4.drafters import eagle_net
 from eagle4.errors import BadInput
 from eagle4.files import write_atomic
 from eagle4.fingerprint import weights_digest
+from eagle4.retrieval.factors import Factors
 from eagle4.specs import EagleSpec, ModelSpec
 
 WEIGHTS, SPEC, CARD = "drafter.safetensors", "spec.json", "README.md"
+FACTORS = "retrieval_r{rank}.safetensors"
 FORMAT = "eagle4 drafter 1"
 
 
@@ -80,6 +83,35 @@ def load_drafter(folder: Path | str, target: ModelSpec, target_params: dict[str,
     if "draft_ids" in flat:
         params["draft_ids"] = _ids(folder / WEIGHTS, flat["draft_ids"], target.vocab_size)
     return Trained(spec, params)
+
+
+def save_factors(folder: Path | str, factors: Factors, params: dict[str, Any]) -> Path:
+    """Keep a drafter's low-rank factors beside it, bfloat16, one file a rank; `params` are the drafter's own."""
+    path = Path(folder) / FACTORS.format(rank=factors.down.shape[0])
+    flat = {name: np.asarray(value).astype(ml_dtypes.bfloat16) for name, value in factors._asdict().items()}
+    write_atomic(path, save(flat, metadata={"format": FORMAT, "drafter": weights_digest(params)}))
+    return path
+
+
+def load_factors(folder: Path | str, rank: int, params: dict[str, Any], head: jax.Array) -> Factors:
+    """The factors of this rank, in the head's dtype. Raises BadInput for a rank that was not trained, and for factors
+    of another drafter or head."""
+    folder = Path(folder)
+    path = folder / FACTORS.format(rank=rank)
+    if not path.is_file():
+        ranks = sorted(int(p.stem.rpartition("_r")[2]) for p in folder.glob(FACTORS.format(rank="*")))
+        there = f"it has ranks {', '.join(map(str, ranks))}" if ranks else "it has none at all"
+        raise BadInput(
+            f"{folder} has no factors of rank {rank} ({there}); train them with experiments.train_head"
+        )
+    flat = _tensors(path)
+    V, D = head.shape
+    _check(path, {"down": (rank, D), "up": (V, rank)}, {name: value.shape for name, value in flat.items()})
+    with safe_open(path, framework="np") as file:
+        owner = (file.metadata() or {}).get("drafter")
+    if owner != weights_digest(params):
+        raise BadInput(f"{path} holds factors of another drafter; train them again for this one")
+    return Factors(*(jnp.asarray(flat[name].astype(np.float32), head.dtype) for name in Factors._fields))
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from eagle4.errors import BadInput
 from eagle4.forward_cost import WARMUP, Tell, check_positions, forward_calls
 from eagle4.harness.clock import interleaved, median, spread
 from eagle4.methods import Method
-from eagle4.specs import EagleSpec, TreeSpec
+from eagle4.specs import DrafterSpec, EagleSpec, TreeSpec
 from eagle4.target.load import Checkpoint
 from eagle4.tree.grow import Frontier
 from eagle4.types import Commit, KVCache
@@ -28,8 +28,7 @@ def draft_times(
     body: the layer over a frontier of so many rows, behind `context` committed ones. head: logits of so many rows and
     their likeliest tokens. feed: the layer over so many committed rows, as after a round. All are timed in turn.
     """
-    spec = method.system.drafter.eagle
-    if spec is None:
+    if method.system.drafter.eagle is None:
         raise BadInput(
             f"method {method.name!r} drafts without a network; use eagle1, eagle2, eagle3 or eagle3_1"
         )
@@ -38,7 +37,10 @@ def draft_times(
         ("plain decode step", 1): forward_calls(model, 1, context, [1])[1]
     }
     for n in rows:
-        calls |= {(what, n): call for what, call in parts(method.params.drafter, spec, context, n).items()}
+        calls |= {
+            (what, n): call
+            for what, call in parts(method.params.drafter, method.system.drafter, context, n).items()
+        }
     seconds = interleaved(calls, repeats, WARMUP, progress=tell)
     step = median(seconds["plain decode step", 1])
     return [
@@ -47,9 +49,10 @@ def draft_times(
     ]
 
 
-def parts(params: Any, spec: EagleSpec, context: int, n: int) -> dict[str, Callable[[], Any]]:
+def parts(params: Any, drafter: DrafterSpec, context: int, n: int) -> dict[str, Callable[[], Any]]:
     """The three parts with n rows, compiled when first called."""
-    assert spec.layer is not None
+    spec = drafter.eagle
+    assert spec is not None and spec.layer is not None  # noqa: PT018
     D, dtype = spec.layer.hidden_size, params["embed"].dtype
     tree = TreeSpec("dynamic", depth=2, width=n, children=min(n, 8), nodes=2)
     state = filled(params, spec, context)
@@ -64,7 +67,7 @@ def parts(params: Any, spec: EagleSpec, context: int, n: int) -> dict[str, Calla
     start = jnp.array([context - n])
     return {
         "body": partial(decode.jit_call, partial(body, spec, tree), params, state, carry, frontier),
-        "head": partial(decode.jit_call, partial(head, spec, tree), params, output),
+        "head": partial(decode.jit_call, partial(head, drafter, tree), params, output),
         "feed": partial(decode.jit_call, partial(feed, spec), params, state, pairs, start),
     }
 
@@ -80,8 +83,9 @@ def body(spec: EagleSpec, tree: TreeSpec, params, state, carry, frontier):
     return eagle.branch(params, spec, state, tree, carry, frontier)
 
 
-def head(spec: EagleSpec, tree: TreeSpec, params, output):
-    return eagle.candidates(params, spec, output, tree)
+def head(drafter: DrafterSpec, tree: TreeSpec, params, output):
+    assert drafter.eagle is not None
+    return eagle.candidates(drafter.eagle, drafter.retrieval, tree, params, output)
 
 
 def feed(spec: EagleSpec, params, state, pairs, start):

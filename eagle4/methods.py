@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from eagle4 import decode
-from eagle4.checkpoint import load_drafter
+from eagle4.checkpoint import load_drafter, load_factors
 from eagle4.decode import Params
 from eagle4.drafters import DRAFTERS, eagle_net
 from eagle4.errors import BadInput
@@ -86,7 +86,20 @@ def _with_network(drafter: DrafterSpec, model: ModelSpec, params: Any) -> tuple[
     if drafter.checkpoint is None:
         raise BadInput("drafter.name=eagle needs a trained network; give drafter.checkpoint=<folder>")
     trained = load_drafter(drafter.checkpoint, model, params)
-    return replace(drafter, eagle=trained.spec), eagle_net.borrow(trained.params, params)
+    spec, own, retrieval = trained.spec, trained.params, drafter.retrieval
+    if retrieval is None:
+        return replace(drafter, eagle=spec), eagle_net.borrow(own, params)
+    if spec.target_rows:  # factors search the whole vocabulary: a list of frequent tokens plays no part
+        spec = replace(spec, draft_vocab=0, target_rows=False)
+        own = {name: value for name, value in own.items() if name != "draft_ids"}
+    network = eagle_net.borrow(own, params)
+    head = network["head"]
+    if retrieval.candidates > head.shape[0]:
+        raise BadInput(
+            f"retrieval.candidates={retrieval.candidates} is more than the {head.shape[0]} tokens there are"
+        )
+    factors = load_factors(drafter.checkpoint, retrieval.rank, trained.params, head)
+    return replace(drafter, eagle=spec), {**network, "factors": factors}
 
 
 def _check_copies(drafter: DrafterSpec, tree: TreeSpec) -> None:

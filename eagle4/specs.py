@@ -215,11 +215,35 @@ class EagleSpec:
 
 
 @dataclass(frozen=True)
+class RetrievalSpec:
+    """A low-rank head that finds `candidates` tokens with factors of `rank`; the head's own rows then score them.
+
+    `selection`: exact, blocked or strided (eagle4.retrieval.shortlist).
+    """
+
+    rank: int = 64
+    candidates: int = 256
+    selection: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "candidates"):
+            _require(
+                getattr(self, name) >= 1, f"retrieval.{name} must be at least 1, got {getattr(self, name)}"
+            )
+        kinds = ("exact", "blocked", "strided")
+        _require(
+            self.selection in kinds,
+            f"retrieval.selection {self.selection!r} is not known; use one of {', '.join(kinds)}",
+        )
+
+
+@dataclass(frozen=True)
 class DrafterSpec:
     """Which drafter, and the numbers it is built from. Fields that a drafter does not read are ignored by it.
 
     `min_ngram`, `max_ngram`: suffix lengths that prompt lookup tries. `matches`: how many different earlier
-    occurrences may branch from the root. `checkpoint`: folder of a trained drafter, which decides `eagle`.
+    occurrences may branch from the root. `checkpoint`: folder of a trained drafter, which decides `eagle`. `retrieval`:
+    find candidates with the checkpoint's low-rank factors instead of scoring the whole head.
     """
 
     name: str = "none"
@@ -228,6 +252,7 @@ class DrafterSpec:
     matches: int = 1
     checkpoint: str | None = None
     eagle: EagleSpec | None = None
+    retrieval: RetrievalSpec | None = None
 
     def __post_init__(self) -> None:
         _require(

@@ -265,7 +265,7 @@ def test_the_targets_rows_are_not_stored_and_score_as_an_own_head_of_the_same_ro
     x = jax.random.normal(jax.random.key(1), (2, MODEL.hidden_size))
     stored = eagle_net.borrow({**read.params, "head": TARGET["head"][ids]}, TARGET)
     np.testing.assert_array_equal(eagle_net.logits(params, rows, x), eagle_net.logits(stored, own, x))
-    picked, probs = candidates(params, rows, x, TreeSpec("dynamic", 2, 2, 3, 5))
+    picked, probs = candidates(rows, None, TreeSpec("dynamic", 2, 2, 3, 5), params, x)
     assert np.isin(picked, ids).all()
     assert (np.asarray(probs).sum(1) < 1).all()
     with pytest.raises(BadInput, match=r"eagle\.target_rows needs eagle\.draft_vocab"):

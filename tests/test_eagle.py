@@ -246,13 +246,13 @@ def test_the_wrong_parents_state_is_caught(monkeypatch):
 def test_a_window_that_moves_with_the_node_is_caught(monkeypatch):
     real, within = eagle.draft_step, eagle.within
 
-    def draft_step(params, spec, state, tree):
+    def draft_step(params, spec, state, tree, find):
         def follow(carry, frontier):
             def moved(spec, see, at, slot):
                 return within(spec, see, at + frontier.depth, slot)
 
             monkeypatch.setattr(eagle, "within", moved)
-            return real(params, spec, state, tree)(carry, frontier)
+            return real(params, spec, state, tree, find)(carry, frontier)
 
         return follow
 

@@ -20,7 +20,17 @@ from eagle4 import decode
 from eagle4.decode import Params
 from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
-from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.retrieval.factors import truncated
+from eagle4.specs import (
+    DrafterSpec,
+    EagleSpec,
+    ModelSpec,
+    PolicySpec,
+    RetrievalSpec,
+    SamplingSpec,
+    System,
+    TreeSpec,
+)
 from eagle4.tree.presets import spec_of
 from eagle4.types import Plan
 
@@ -45,10 +55,17 @@ def sparse_table():
     return toy_params(MODEL, seed=1, taps=len(TAPS), candidates=5)
 
 
-def network(spec: EagleSpec):
+def network(spec: EagleSpec, retrieval: RetrievalSpec | None = None):
     """A drafter spec with that network, and its weights beside the target's: random, but for a fitted head."""
     whole = complete(spec, MODEL)
-    return DrafterSpec("eagle", eagle=whole), lambda: fitted_eagle_params(whole, MODEL, seed=3, target_seed=1)
+
+    def weights():
+        params = fitted_eagle_params(whole, MODEL, seed=3, target_seed=1)
+        if retrieval is not None:
+            params["factors"] = truncated(np.asarray(params["head"]), retrieval.rank)
+        return params
+
+    return DrafterSpec("eagle", eagle=whole, retrieval=retrieval), weights
 
 
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1))
@@ -58,6 +75,9 @@ EAGLE3, EAGLE3_WEIGHTS = network(
     EagleSpec(taps=TAPS, fc_norm=True, norm_output=True, draft_vocab=16, window=5)
 )
 REDUCED, REDUCED_WEIGHTS = network(EagleSpec(taps=TAPS, norm_before_fc=True, draft_vocab=11))
+FOUND, FOUND_WEIGHTS = network(
+    EagleSpec(taps=TAPS, fc_norm=True, norm_output=True, draft_vocab=16), RetrievalSpec(8, 6)
+)
 LOOKUP = DrafterSpec("prompt_lookup", min_ngram=1, max_ngram=3, matches=2)
 PICKED, DRAWN = ("greedy", "point_mass"), ("greedy", "point_mass", "rejection")
 METHODS = {
@@ -76,6 +96,10 @@ METHODS = {
     "eagle3 dynamic": Method(EAGLE3, TreeSpec("dynamic", 3, 3, 3, 9, buckets=(9,)), PICKED, EAGLE3_WEIGHTS),
     "eagle drawn": Method(
         REDUCED, TreeSpec("sampled", 3, 2, 3, 10, buckets=(10,)), ("greedy", "rejection"), REDUCED_WEIGHTS
+    ),
+    "eagle4 dynamic": Method(FOUND, TreeSpec("dynamic", 3, 2, 3, 8, buckets=(8,)), PICKED, FOUND_WEIGHTS),
+    "eagle4 drawn": Method(
+        FOUND, TreeSpec("sampled", 2, 2, 3, 8, buckets=(8,)), ("rejection",), FOUND_WEIGHTS
     ),
 }
 

@@ -7,11 +7,22 @@ import numpy as np
 import pytest
 from kit import eagle_weights, tiny_params
 
-from eagle4.checkpoint import Trained, save_drafter
+from eagle4.checkpoint import Trained, load_drafter, save_drafter, save_factors
+from eagle4.decode import drafter_of
 from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
 from eagle4.methods import build_method
-from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, SamplingSpec, TreeSpec
+from eagle4.retrieval.factors import truncated
+from eagle4.specs import (
+    DrafterSpec,
+    EagleSpec,
+    ModelSpec,
+    PolicySpec,
+    RetrievalSpec,
+    SamplingSpec,
+    System,
+    TreeSpec,
+)
 
 MODEL = ModelSpec("llama", 16, 16, 16, 1, 2, 1, 8, 64)
 LOOKUP = DrafterSpec("prompt_lookup")
@@ -132,3 +143,51 @@ def test_verifiers_of_draws_go_with_drawn_trees_of_a_trained_drafter(tmp_path):
     assert build(drafter, sampled, verifier="rejection", params=target).system.verifier == "rejection"
     with pytest.raises(BadInput, match="needs children drawn from the drafter"):
         build(drafter, TreeSpec("dynamic", 2, 2, 2, 6), verifier="rejection", params=target)
+
+
+def test_low_rank_factors_come_from_the_checkpoint_and_search_the_whole_vocabulary(tmp_path):
+    """A list of frequent tokens plays no part then: the shortlist is found among all."""
+    spec = EagleSpec(taps=(0, 1), fc_norm=True, norm_output=True, draft_vocab=5, target_rows=True)
+    whole, _, target = saved(tmp_path, spec)
+    own = load_drafter(tmp_path, MODEL, target).params
+    made = truncated(np.asarray(target["head"]), 4)
+    save_factors(tmp_path, made, own)
+    drafter = DrafterSpec("eagle", checkpoint=str(tmp_path), retrieval=RetrievalSpec(4, 6))
+    method = build(drafter, TreeSpec("dynamic", 2, 2, 2, 6), params=target)
+    assert method.system.drafter.eagle == replace(whole, draft_vocab=0, target_rows=False)
+    assert method.params.drafter["head"] is target["head"]
+    for mine, stored in zip(method.params.drafter["factors"], made):
+        np.testing.assert_allclose(mine, stored, rtol=2**-8)
+
+
+def test_factors_that_do_not_fit_are_named(tmp_path):
+    _, _, target = saved(tmp_path, EagleSpec(taps=(0, 1)))
+    own = load_drafter(tmp_path, MODEL, target).params
+    head = np.asarray(target["head"])
+
+    def refusal(retrieval) -> str:
+        drafter = DrafterSpec("eagle", checkpoint=str(tmp_path), retrieval=retrieval)
+        with pytest.raises(BadInput) as caught:
+            build(drafter, TreeSpec("dynamic", 2, 2, 2, 6), params=target)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "has no factors of rank 4 (it has none at all); train them" in refusal(RetrievalSpec(4, 6))
+    path = save_factors(tmp_path, truncated(head, 4), own)
+    assert "has no factors of rank 3 (it has ranks 4)" in refusal(RetrievalSpec(3, 6))
+    assert "retrieval.candidates=17 is more than the 16 tokens there are" in refusal(RetrievalSpec(4, 17))
+    save_factors(tmp_path, truncated(head[:, :15], 4), own)
+    assert "down has shape [4, 15], the spec says [4, 16]" in refusal(RetrievalSpec(4, 6))
+    save_factors(tmp_path, truncated(head, 4), own | {"fc": own["fc"] + 1})
+    assert "holds factors of another drafter; train them again" in refusal(RetrievalSpec(4, 6))
+    path.write_bytes(path.read_bytes()[:100])
+    assert "is cut or damaged" in refusal(RetrievalSpec(4, 6))
+
+
+def test_an_own_reduced_head_has_no_rows_to_search():
+    spec = complete(EagleSpec(taps=(0, 1), draft_vocab=5), MODEL)
+    system = System(
+        MODEL, DrafterSpec("eagle", eagle=spec, retrieval=RetrievalSpec(4, 6)), TreeSpec(), taps=(0, 1)
+    )
+    with pytest.raises(BadInput, match=r"searches the whole vocabulary; it does not go with a reduced head"):
+        drafter_of(system)

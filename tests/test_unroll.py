@@ -1,5 +1,6 @@
 """Training-time test sees what a draft step sees: masks drawn by hand, and outputs equal to real drafting."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -74,7 +75,7 @@ def drafted(spec, params, tokens, i):
     )
     state = eagle.feed(params, spec, state, pairs, jnp.array([0]))
     tree = TreeSpec("chain", STEPS, 1, 1, STEPS + 1)
-    step = eagle.draft_step(params, spec, state, tree)
+    step = eagle.draft_step(params, spec, state, tree, partial(eagle.candidates, spec, None, tree))
     carry = eagle.Branches(*eagle.empty_rows(spec, state, STEPS), eagle.wide(state.output, 1))
     outputs = [state.output[0]]
     for depth in range(1, STEPS):

@@ -8,7 +8,9 @@ round's tree rows live in a buffer of the round and are thrown away: the accepte
 the target's features instead of the drafter's guesses.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,8 @@ from eagle4.drafters.base import Drafter, Extend
 from eagle4.drafters.tree_drafting import draft_tree
 from eagle4.errors import BadInput
 from eagle4.nn.attention import attention
-from eagle4.specs import DrafterSpec, EagleSpec, TreeSpec
+from eagle4.retrieval.shortlist import SELECTIONS, retrieve
+from eagle4.specs import DrafterSpec, EagleSpec, RetrievalSpec, TreeSpec
 from eagle4.target import cache as kv
 from eagle4.tree.grow import Frontier
 from eagle4.types import Commit, KVCache
@@ -34,6 +37,10 @@ class EagleState:
 
     cache: KVCache
     output: Float[Array, "B D"]
+
+
+# (params, output [*T, D]) -> candidate ids and probabilities [*T, C]
+Find = Callable[[dict[str, Any], Float[Array, "*T D"]], tuple[Array, Array]]
 
 
 class Branches(NamedTuple):
@@ -49,13 +56,18 @@ def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
     eagle = spec.eagle
     if eagle is None or eagle.layer is None:
         raise BadInput("drafter.name=eagle needs a trained network; give drafter.checkpoint=<folder>")
+    if spec.retrieval is not None and 0 < eagle.draft_vocab < eagle.layer.vocab_size:
+        raise BadInput(
+            "drafter.retrieval searches the whole vocabulary; it does not go with a reduced head (eagle.draft_vocab)"
+        )
     if tree.kind == "chain":
         tree = replace(tree, width=1, children=1)
+    find = partial(candidates, eagle, spec.retrieval, tree)
 
     def propose(params, state: EagleState, root, plan, keys):
         start = Branches(*empty_rows(eagle, state, tree.depth * tree.width), wide(state.output, tree.width))
-        follow = draft_step(params, eagle, state, tree)
-        root_q = candidates(params, eagle, state.output, tree)
+        follow = draft_step(params, eagle, state, tree, find)
+        root_q = find(params, state.output)
         guesses, _ = draft_tree(tree, follow, start, root, root_q, keys, plan, extend)
         return guesses, state
 
@@ -100,12 +112,12 @@ def feed(
     )
 
 
-def draft_step(params: dict[str, Any], eagle: EagleSpec, state: EagleState, tree: TreeSpec):
+def draft_step(params: dict[str, Any], eagle: EagleSpec, state: EagleState, tree: TreeSpec, find: Find):
     """The draft step: all frontier rows in one pass, each with its parent's output, then the head."""
 
     def follow(carry: Branches, frontier: Frontier):
         carry = branch(params, eagle, state, tree, carry, frontier)
-        return *candidates(params, eagle, carry.output, tree), carry
+        return *find(params, carry.output), carry
 
     return follow
 
@@ -139,9 +151,20 @@ def branch(
 
 
 def candidates(
-    params: dict[str, Any], eagle: EagleSpec, output: Float[Array, "*T D"], tree: TreeSpec
+    eagle: EagleSpec,
+    retrieval: RetrievalSpec | None,
+    tree: TreeSpec,
+    params: dict[str, Any],
+    output: Float[Array, "*T D"],
 ) -> tuple[Int32[Array, "*T C"], Float[Array, "*T C"]]:
-    """Candidates for the next token with their probabilities: the likeliest, or for drawn trees the whole head."""
+    """Candidates for the next token with their probabilities.
+
+    With retrieval: the shortlist. Else the likeliest of the head, or for drawn trees all of it.
+    """
+    if retrieval is not None:
+        find = SELECTIONS[retrieval.selection]
+        state = net.scored(params, eagle, output)
+        return retrieve(params["factors"], params["head"], state, retrieval.candidates, find)
     scores = lax.optimization_barrier(net.logits(params, eagle, output))
     if tree.kind == "sampled":
         places = jnp.broadcast_to(jnp.arange(scores.shape[-1], dtype=jnp.int32), scores.shape)
