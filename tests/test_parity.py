@@ -80,7 +80,8 @@ def test_new_rows_over_a_ragged_cache_equal_transformers(name, tmp_path):
     ids, start, rows = golden["ids"], np.array([15, 9], np.int32), 9
     full = prefill(model, ids)
     spare = (np.arange(LENGTH) >= start[:, None])[:, None, :, None]
-    k, v = (tuple(np.where(spare, np.nan, x).astype(np.float32) for x in side) for side in (full.k, full.v))
+    k = tuple(np.where(spare, np.nan, x).astype(np.float32) for x in full.k)
+    v = tuple(np.where(spare, 1e30, x).astype(np.float32) for x in full.v)
     cache = KVCache(k, v, start)  # type: ignore[arg-type]
     at = start[:, None] + np.arange(rows, dtype=np.int32)
     tokens = np.take_along_axis(ids, at, 1)

@@ -100,7 +100,9 @@ def finished(run):
     return records, state
 
 
-@pytest.mark.parametrize("eagle", [EAGLE1, EAGLE31], ids=["eagle1", "eagle3.1"])
+@pytest.mark.parametrize(
+    "eagle", [pytest.param(EAGLE1, id="eagle1", marks=pytest.mark.slow), pytest.param(EAGLE31, id="eagle3.1")]
+)
 def test_overfitting_reaches_the_longest_acceptance(store, eagle, tmp_path):
     """Training and decoding agree: a drafter that knows eight texts by heart has every guess accepted on them."""
     train = replace(

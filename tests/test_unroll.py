@@ -35,18 +35,19 @@ def network(spec):
 
 
 def features_of(tokens, taps):
-    """Features and final hidden states of one text, as the target sees it alone."""
-    n = len(tokens)
-    at = jnp.arange(n, dtype=jnp.int32)[None]
-    causal = jnp.tril(jnp.ones((1, n, n), bool))
-    out = target.forward(tiny_params(), TINY, jnp.asarray(tokens)[None], at, causal, taps=taps)
-    return out.features[0], out.hidden[0]
+    """Features and final hidden states of one text, as the target sees it alone, and of padding up to one length."""
+    size = len(TEXT)
+    at = jnp.arange(size, dtype=jnp.int32)[None]
+    causal = jnp.tril(jnp.ones((1, size, size), bool))
+    padded = jnp.asarray(np.pad(tokens, (0, size - len(tokens))))
+    out = target.forward(tiny_params(), TINY, padded[None], at, causal, taps=taps)
+    return padded, out.features[0], out.hidden[0]
 
 
 def packed(texts, spec):
     """One row that holds the texts one after the other, then one row of padding; all tokens supervised."""
-    parts = [features_of(t, spec.taps) for t in texts]
     sizes = [len(t) for t in texts]
+    parts = [[x[:n] for x in features_of(t, spec.taps)[1:]] for t, n in zip(texts, sizes)]
     total = sum(sizes) + 1
 
     def join(arrays):
@@ -63,16 +64,11 @@ def packed(texts, spec):
     )
 
 
-def drafted(spec, params, tokens, i):
+@partial(jax.jit, static_argnames="spec")
+def drafted(spec, params, tokens, features, hidden, i):
     """Outputs of a chain drafted after position i was committed, its tokens forced to be the text's: [STEPS, D]."""
-    features, hidden = features_of(tokens, spec.taps)
     state = eagle.empty(params, spec, jnp.zeros((1, 32), jnp.int32))
-    pairs = Commit(
-        jnp.asarray(tokens[1 : i + 2])[None],
-        jnp.array([i + 1]),
-        features[None, : i + 1],
-        hidden[None, : i + 1],
-    )
+    pairs = Commit(tokens[None, 1:], (i + 1)[None], features[None, :-1], hidden[None, :-1])
     state = eagle.feed(params, spec, state, pairs, jnp.array([0]))
     tree = TreeSpec("chain", STEPS, 1, 1, STEPS + 1)
     step = eagle.draft_step(params, spec, state, tree, partial(eagle.candidates, spec, None, tree))
@@ -80,7 +76,7 @@ def drafted(spec, params, tokens, i):
     outputs = [state.output[0]]
     for depth in range(1, STEPS):
         frontier = Frontier(
-            tokens=jnp.asarray(tokens[i + 1 + depth])[None, None],
+            tokens=tokens[i + 1 + depth][None, None],
             source=jnp.zeros((1, 1), jnp.int32),
             index=jnp.zeros((1, 1), jnp.int32),
             score=jnp.zeros((1, 1)),
@@ -90,7 +86,7 @@ def drafted(spec, params, tokens, i):
         )
         _, _, carry = step(carry, frontier)
         outputs.append(carry.output[0, 0])
-    return np.stack(outputs)
+    return jnp.stack(outputs)
 
 
 def agree(spec, params, texts):
@@ -98,8 +94,10 @@ def agree(spec, params, texts):
     outputs = np.stack([np.asarray(o) for o in unroll(params, spec, packed(texts, spec), STEPS)])
     worst, start = 0.0, 0
     for text in texts:
+        seen = features_of(text, spec.taps)
         for i in range(len(text) - STEPS):
-            worst = max(worst, np.abs(outputs[:, 0, start + i] - drafted(spec, params, text, i)).max())
+            real = drafted(spec, params, *seen, jnp.int32(i))
+            worst = max(worst, np.abs(outputs[:, 0, start + i] - real).max())
         start += len(text)
     return worst
 
