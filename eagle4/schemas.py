@@ -19,10 +19,12 @@ from eagle4.specs import (
     EagleSpec,
     ModelSpec,
     PolicySpec,
+    RetrievalSpec,
     RopeSpec,
     SamplingSpec,
     TreeSpec,
 )
+from eagle4.train.head import HeadSpec
 from eagle4.train.spec import ObjectiveSpec, PhaseSpec, TrainSpec
 
 GROUPS: dict[str, type] = {
@@ -34,6 +36,8 @@ GROUPS: dict[str, type] = {
     "policy": PolicySpec,
     "decode": DecodeSpec,
     "train": TrainSpec,
+    "retrieval": RetrievalSpec,
+    "head": HeadSpec,
     "tracking": tracking.TrackingSpec,
 }
 _NESTED = (EagleSpec, ModelSpec, RopeSpec, ObjectiveSpec, PhaseSpec)

@@ -76,7 +76,8 @@ def test_every_experiment_config_composes_and_builds(name):
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_builds(group, option):
-    config = conf.compose("train" if group == "train" else "benchmark", [f"{group}={option}"])
+    experiment = {"train": "train", "retrieval": "train_head", "head": "train_head"}.get(group, "benchmark")
+    config = conf.compose(experiment, [f"{group}={option}"])
     for key in conf.GROUPS.keys() & config.keys() if group == "method" else [group]:
         assert isinstance(hash(conf.build(config[key])), int)
 
