@@ -159,7 +159,10 @@ def _field(hint: Any, value: Any, name: str, where: Path) -> Any:
 def _about(folder: Path) -> dict[str, Any]:
     path = folder / SPEC
     if not path.is_file():
-        raise BadInput(f"{folder} is not a drafter checkpoint: it has no {SPEC}")
+        raise BadInput(
+            f"{folder} is not a drafter checkpoint: it has no {SPEC}; train one with experiments.train, or name another "
+            "drafter.checkpoint"
+        )
     try:
         about = json.loads(path.read_text("utf-8"))
     except ValueError as error:
