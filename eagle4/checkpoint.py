@@ -160,8 +160,8 @@ def _about(folder: Path) -> dict[str, Any]:
     path = folder / SPEC
     if not path.is_file():
         raise BadInput(
-            f"{folder} is not a drafter checkpoint: it has no {SPEC}; train one with experiments.train, or name another "
-            "drafter.checkpoint"
+            f"{folder} is not a drafter checkpoint: it has no {SPEC}; train one with experiments.train, or name "
+            "another drafter.checkpoint"
         )
     try:
         about = json.loads(path.read_text("utf-8"))

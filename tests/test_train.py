@@ -217,18 +217,22 @@ def test_a_reduced_vocabulary_holds_the_frequent_tokens_and_learns_only_them(sto
     assert (np.asarray(made.params["head"]) != np.asarray(ready.start["head"])).any()
 
 
-def test_a_layer_of_the_target_starts_as_that_layer():
-    """With the embedding's half of q, k, v at 0 and fc passing the tap through, the drafter is the target's layer."""
-    spec = eagle_net.complete(EagleSpec("taps", taps=(0, 1)), TINY)
-    params = start.target_start(spec, TINY, tiny_params(), 1, -1, 1.0, jax.random.key(0))
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_a_layer_of_the_target_starts_as_that_layer(norm_output):
+    """With the embedding's half of q, k, v at 0 and fc passing the tap through, the drafter is the target's layer;
+    where states are normed, one of another size."""
+    spec = eagle_net.complete(EagleSpec("taps", taps=(0, 1), norm_output=norm_output), TINY)
+    sizes = start.Sizes(5.0, 2.0)
+    params = start.target_start(spec, TINY, tiny_params(), 1, -1, sizes, jax.random.key(0))
     params = eagle_net.borrow(params, tiny_params())
     ids = jnp.array([[5, 9, 2, 40, 7]])
     at, causal = jnp.arange(5, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, 5, 5), bool))
     out = target.apply(tiny_params(), TINY, ids, at, causal, taps=(0, 1, 2))
     rows = Rows(ids, ids > 0, out.features[:, :, :2], out.hidden, jnp.ones_like(ids), at)
     (output,) = unroll(params, spec, rows, 1)
-    np.testing.assert_allclose(output, out.features[:, :, 2], atol=1e-5)
-    np.testing.assert_allclose(eagle_net.logits(params, spec, output), out.logits, atol=1e-4)
+    size = 0.4 if norm_output else 1.0
+    np.testing.assert_allclose(output, out.features[:, :, 2] * size, atol=1e-4)
+    np.testing.assert_allclose(eagle_net.logits(params, spec, output), out.logits, atol=2e-3)
 
 
 def test_tau_of_a_chain_from_its_agreement():

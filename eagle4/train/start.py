@@ -1,6 +1,6 @@
 """How a drafter starts: as a copy of one of the target's layers, or at random."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,8 @@ def begin(
     if train.start_layer is None:
         params = random_start(spec, target, key)
     else:
-        size = tap_rms(store, train.start_tap) if spec.fusion == "taps" else 1.0
-        params = target_start(spec, target, target_params, train.start_layer, train.start_tap, size, key)
+        sizes = stream_sizes(store, train.start_tap)
+        params = target_start(spec, target, target_params, train.start_layer, train.start_tap, sizes, key)
     head = target_params.get("head", target_params["embed"])
     ids = None
     if spec.draft_vocab:
@@ -46,14 +46,22 @@ def begin(
     return Frozen(target_params["embed"], head, mask, ids), params
 
 
-def tap_rms(store: FeatureStore, tap: int, documents: int = 8) -> float:
-    """Root mean square of a tap's features over a few training documents."""
+class Sizes(NamedTuple):
+    """Root mean squares: of a tap's residual stream, and of the final hidden states, which are normed."""
+
+    tap: float
+    hidden: float
+
+
+def stream_sizes(store: FeatureStore, tap: int, documents: int = 8) -> Sizes:
+    """Measured over a few training documents."""
     count = len(store.fingerprint.taps)
     if not -count <= tap < count:
         raise BadInput(f"train.start_tap={tap} is not one of the {count} taps")
-    chosen = split(store)[0][:documents]
-    rows = np.concatenate([read(store, i).features[:, tap].astype(np.float32) for i in chosen])
-    return float(np.sqrt(np.mean(rows**2)))
+    chosen = [read(store, i) for i in split(store)[0][:documents]]
+    streams = (d.features[:, tap] for d in chosen), (d.hidden for d in chosen)
+    rows = (np.concatenate([part.astype(np.float32) for part in stream]) for stream in streams)
+    return Sizes(*(float(np.sqrt(np.mean(stream**2))) for stream in rows))
 
 
 def random_start(spec: EagleSpec, target: ModelSpec, key: jax.Array) -> dict[str, Any]:
@@ -67,14 +75,17 @@ def target_start(
     target_params: dict[str, Any],
     layer: int,
     tap: int,
-    tap_rms: float,
+    sizes: Sizes,
     key: jax.Array,
 ) -> dict[str, Any]:
     """The target's layer `layer` (−1 the last) behind an fc that passes the state through (`tap`: which one).
 
     Where the layer reads embedding and state, the state's half of q, k, v is the target's and the embedding's half is
-    0, so that the drafter begins as that layer. A norm on the tap starts at `tap_rms`, the tap's own size. What the
-    target has no counterpart for keeps its random start.
+    0, so that the drafter begins as that layer. What the target has no counterpart for keeps its random start.
+
+    Where states are normed (EAGLE-1, and EAGLE-3.1 from its second step on) they are much smaller than the target's
+    residual stream. There the tap is brought to their size, and what the layer adds is scaled alike: the norms inside
+    undo it, so the layer is still the target's, and all draft steps are of one kind.
     """
     if not -target.num_layers <= layer < target.num_layers:
         raise BadInput(f"train.start_layer={layer} is not a layer of the target; it has {target.num_layers}")
@@ -97,21 +108,26 @@ def target_start(
             continue
         wide = name in ("q", "k", "v") and spec.fusion == "taps"
         block[name] = jnp.concatenate([jnp.zeros_like(value), value], 1) if wide else value
-    final = target_params["norm"].astype(jnp.float32)
-    if spec.fusion == "taps":
-        count = len(spec.taps)
-        place = tap % count
-        # hidden_norm takes the part that the layer's own input norm plays in the target.
-        block["hidden_norm"], block["attn_norm"] = copied["attn_norm"], jnp.ones(D)
-        params["norm"] = final
-        params["fc"] = jnp.asarray(np.eye(D, D * count, D * place, dtype=np.float32))
-        if spec.fc_norm:
-            sizes = [jnp.full(D, tap_rms if i == place else 1.0) for i in range(count)]
-            params["fc_norm"] = tuple(sizes)
-        if spec.norm_before_fc:
-            params["input_norm"] = jnp.full(D * count, tap_rms)
-    else:
+    normed = spec.fusion == "concat2" or spec.norm_output
+    scale = sizes.hidden / sizes.tap if normed else 1.0
+    block |= {name: block[name] * scale for name in ("o", "down")}
+    if spec.fusion == "concat2":
         params["fc"] = jnp.asarray(np.eye(D, 2 * D, D, dtype=np.float32))
+        return params
+    count = len(spec.taps)
+    place = tap % count
+    # hidden_norm takes the part that the layer's own input norm plays in the target.
+    block["hidden_norm"], block["attn_norm"] = copied["attn_norm"], jnp.ones(D)
+    params["norm"] = target_params["norm"].astype(jnp.float32)
+    passed = np.eye(D, D * count, D * place, dtype=np.float32)
+    if spec.fc_norm:
+        weights = [jnp.full(D, sizes.tap * scale if i == place else 1.0) for i in range(count)]
+        params["fc_norm"] = tuple(weights)
+    elif spec.norm_before_fc:
+        params["input_norm"] = jnp.full(D * count, sizes.tap * scale)
+    else:
+        passed = passed * scale
+    params["fc"] = jnp.asarray(passed)
     return params
 
 
