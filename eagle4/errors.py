@@ -6,3 +6,9 @@ class BadInput(ValueError):
 
     Apps print it without a traceback and exit with status 2. Everything else is a bug and keeps its traceback.
     """
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise BadInput with the message unless the condition holds."""
+    if not condition:
+        raise BadInput(message)

@@ -2,12 +2,7 @@
 
 from dataclasses import dataclass
 
-from eagle4.errors import BadInput
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadInput(message)
+from eagle4.errors import require
 
 
 @dataclass(frozen=True)
@@ -19,7 +14,7 @@ class ModelSource:
 
     def __post_init__(self) -> None:
         dtypes = ("float32", "bfloat16", "float16")
-        _require(
+        require(
             self.dtype in dtypes, f"model.dtype {self.dtype!r} is not known; use one of {', '.join(dtypes)}"
         )
 
@@ -38,16 +33,16 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         paths = self.path if isinstance(self.path, tuple) else (self.path or "",)
-        _require(
+        require(
             len(paths) > 0 and all(isinstance(p, str) for p in paths),
             f"data.path must be a file or a list of files, got {self.path!r}",
         )
-        _require(self.turns in ("first", "all"), f"data.turns {self.turns!r} is not known; use first or all")
-        _require(
+        require(self.turns in ("first", "all"), f"data.turns {self.turns!r} is not known; use first or all")
+        require(
             self.limit is None or self.limit >= 1,
             f"data.limit must be at least 1 (null = all prompts), got {self.limit}",
         )
-        _require(
+        require(
             self.max_new_tokens >= 1, f"data.max_new_tokens must be at least 1, got {self.max_new_tokens}"
         )
 
@@ -59,4 +54,4 @@ class DecodeSpec:
     stops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(all(self.stops), f"decode.stops must be non-empty strings, got {self.stops}")
+        require(all(self.stops), f"decode.stops must be non-empty strings, got {self.stops}")

@@ -6,12 +6,7 @@ Hydra schema (`eagle4.conf`), so a typo in a config fails when the config is com
 
 from dataclasses import dataclass
 
-from eagle4.errors import BadInput
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadInput(message)
+from eagle4.errors import require
 
 
 @dataclass(frozen=True)
@@ -34,11 +29,11 @@ class RopeSpec:
 
     def __post_init__(self) -> None:
         kinds = ("none", "default", "linear", "llama3", "yarn")
-        _require(
+        require(
             self.kind in kinds, f"rope kind {self.kind!r} is not supported; use one of {', '.join(kinds)}"
         )
-        _require(self.theta > 0, f"rope theta must be positive, got {self.theta}")
-        _require(self.factor >= 1, f"rope factor must be at least 1, got {self.factor}")
+        require(self.theta > 0, f"rope theta must be positive, got {self.theta}")
+        require(self.factor >= 1, f"rope factor must be at least 1, got {self.factor}")
 
 
 @dataclass(frozen=True)
@@ -74,13 +69,13 @@ class ModelSpec:
             "num_kv_heads",
             "head_dim",
         ):
-            _require(getattr(self, name) > 0, f"model {name} must be positive, got {getattr(self, name)}")
-        _require(
+            require(getattr(self, name) > 0, f"model {name} must be positive, got {getattr(self, name)}")
+        require(
             self.num_heads % self.num_kv_heads == 0,
             f"model num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}",
         )
-        _require(self.head_dim % 2 == 0, f"model head_dim must be even for rope, got {self.head_dim}")
-        _require(
+        require(self.head_dim % 2 == 0, f"model head_dim must be even for rope, got {self.head_dim}")
+        require(
             len(self.windows) in (0, self.num_layers),
             f"model windows has {len(self.windows)} entries for {self.num_layers} layers",
         )
@@ -107,11 +102,11 @@ class SamplingSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, f"sampling.temperature must be at least 0, got {self.temperature}")
-        _require(0 < self.top_p <= 1, f"sampling.top_p must lie in (0, 1], got {self.top_p}; 1 turns it off")
-        _require(0 <= self.min_p <= 1, f"sampling.min_p must lie in [0, 1], got {self.min_p}")
-        _require(self.top_k >= 0, f"sampling.top_k must be at least 0 (0 = off), got {self.top_k}")
-        _require(
+        require(self.temperature >= 0, f"sampling.temperature must be at least 0, got {self.temperature}")
+        require(0 < self.top_p <= 1, f"sampling.top_p must lie in (0, 1], got {self.top_p}; 1 turns it off")
+        require(0 <= self.min_p <= 1, f"sampling.min_p must lie in [0, 1], got {self.min_p}")
+        require(self.top_k >= 0, f"sampling.top_k must be at least 0 (0 = off), got {self.top_k}")
+        require(
             self.repetition_penalty > 0,
             f"sampling.repetition_penalty must be positive, got {self.repetition_penalty}",
         )
@@ -146,12 +141,12 @@ class TreeSpec:
 
     def __post_init__(self) -> None:
         kinds = ("chain", "static", "dynamic", "sampled")
-        _require(self.kind in kinds, f"tree.kind {self.kind!r} is not known; use one of {', '.join(kinds)}")
-        _require(self.depth >= 0, f"tree.depth must be at least 0, got {self.depth}")
-        _require(self.width >= 1, f"tree.width must be at least 1, got {self.width}")
-        _require(self.children >= 1, f"tree.children must be at least 1, got {self.children}")
-        _require(1 <= self.nodes <= 256, f"tree.nodes must lie in 1..256 (the root counts), got {self.nodes}")
-        _require(
+        require(self.kind in kinds, f"tree.kind {self.kind!r} is not known; use one of {', '.join(kinds)}")
+        require(self.depth >= 0, f"tree.depth must be at least 0, got {self.depth}")
+        require(self.width >= 1, f"tree.width must be at least 1, got {self.width}")
+        require(self.children >= 1, f"tree.children must be at least 1, got {self.children}")
+        require(1 <= self.nodes <= 256, f"tree.nodes must lie in 1..256 (the root counts), got {self.nodes}")
+        require(
             all(b >= 1 for b in self.buckets) and tuple(sorted(set(self.buckets))) == self.buckets,
             f"tree.buckets must be increasing positive row counts, got {self.buckets}",
         )
@@ -188,22 +183,22 @@ class EagleSpec:
     layer: ModelSpec | None = None
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.fusion in ("concat2", "taps"),
             f"eagle.fusion {self.fusion!r} is not known; use concat2 or taps",
         )
         plain = not (self.fc_norm or self.norm_before_fc or self.norm_before_residual or self.norm_output)
-        _require(
+        require(
             self.fusion == "taps" or (plain and not self.taps),
             "eagle.fusion=concat2 has no taps and no norms of its own; use fusion=taps, or drop them",
         )
-        _require(
+        require(
             not (self.fc_norm and self.norm_before_fc),
             "eagle.fc_norm and eagle.norm_before_fc exclude each other; choose one norm before fc",
         )
         for name in ("draft_vocab", "window"):
-            _require(getattr(self, name) >= 0, f"eagle.{name} must be at least 0, got {getattr(self, name)}")
-        _require(
+            require(getattr(self, name) >= 0, f"eagle.{name} must be at least 0, got {getattr(self, name)}")
+        require(
             self.draft_vocab > 0 or not self.target_rows,
             "eagle.target_rows needs eagle.draft_vocab: how many rows",
         )
@@ -227,11 +222,11 @@ class RetrievalSpec:
 
     def __post_init__(self) -> None:
         for name in ("rank", "candidates"):
-            _require(
+            require(
                 getattr(self, name) >= 1, f"retrieval.{name} must be at least 1, got {getattr(self, name)}"
             )
         kinds = ("exact", "blocked", "strided")
-        _require(
+        require(
             self.selection in kinds,
             f"retrieval.selection {self.selection!r} is not known; use one of {', '.join(kinds)}",
         )
@@ -255,11 +250,11 @@ class DrafterSpec:
     retrieval: RetrievalSpec | None = None
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             1 <= self.min_ngram <= self.max_ngram,
             f"drafter.min_ngram must lie in 1..max_ngram = {self.max_ngram}, got {self.min_ngram}",
         )
-        _require(self.matches >= 1, f"drafter.matches must be at least 1, got {self.matches}")
+        require(self.matches >= 1, f"drafter.matches must be at least 1, got {self.matches}")
 
 
 @dataclass(frozen=True)
@@ -291,10 +286,10 @@ class System:
     taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             (self.verifier == "greedy") == self.sampling.greedy,
             f"verifier {self.verifier!r} does not go with sampling.temperature {self.sampling.temperature}: "
             "greedy is for temperature 0, the others for temperature > 0",
         )
         for tap in self.taps:
-            _require(0 <= tap <= self.model.num_layers, f"tap {tap} is outside 0..{self.model.num_layers}")
+            require(0 <= tap <= self.model.num_layers, f"tap {tap} is outside 0..{self.model.num_layers}")

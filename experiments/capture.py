@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle4 import conf
+from eagle4.drafters.eagle_net import default_taps
 from eagle4.errors import BadInput
 from eagle4.prompts import load_prompts
 from eagle4.target.hub import fetch
@@ -38,7 +39,7 @@ def main(config: DictConfig) -> None:
         raise BadInput(
             f"max_length={config.max_length} exceeds the model's {spec.max_position} positions; lower it"
         )
-    taps = capture.require_taps(settings["taps"] or capture.default_taps(spec.num_layers), spec.num_layers)
+    taps = capture.require_taps(settings["taps"] or default_taps(spec.num_layers), spec.num_layers)
     turns, counts = capture.documents(words, responses.read_responses(store), prompts, config.max_length)
     console.print(summary(turns, counts), highlight=False, soft_wrap=True)
     mark = features.fingerprint(source.source, spec, model.params, taps)

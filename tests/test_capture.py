@@ -13,6 +13,7 @@ from tiny_model import write_model
 from tiny_tokenizer import END, TEMPLATE, from_gguf
 
 from eagle4 import conf, text
+from eagle4.drafters.eagle_net import default_taps
 from eagle4.errors import BadInput
 from eagle4.prompts import Prompt
 from eagle4.target.load import load
@@ -157,9 +158,9 @@ def test_windows_are_consecutive_and_close_when_full():
 
 
 def test_default_taps_are_low_middle_and_high():
-    assert capture.default_taps(30) == (2, 15, 27)
+    assert default_taps(30) == (2, 15, 27)
     for layers in (1, 2, 3, 4, 36):
-        capture.require_taps(capture.default_taps(layers), layers)
+        capture.require_taps(default_taps(layers), layers)
 
 
 @pytest.mark.parametrize("taps", [[], [1, 1], [-1], [31], [1.5], ["a"], [True]])

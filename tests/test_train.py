@@ -17,7 +17,6 @@ from eagle4.target import model as target
 from eagle4.train import batches, features, loop, optimise, start
 from eagle4.train.features import Document
 from eagle4.train.loop import Setup
-from eagle4.train.objective import Agreement
 from eagle4.train.spec import ObjectiveSpec, PhaseSpec, TrainSpec
 from eagle4.train.trial import trial_tau
 from eagle4.train.unroll import Rows, unroll
@@ -233,10 +232,6 @@ def test_a_layer_of_the_target_starts_as_that_layer(norm_output):
     size = 0.4 if norm_output else 1.0
     np.testing.assert_allclose(output, out.features[:, :, 2] * size, atol=1e-4)
     np.testing.assert_allclose(eagle_net.logits(params, spec, output), out.logits, atol=2e-3)
-
-
-def test_tau_of_a_chain_from_its_agreement():
-    assert optimise.simulated_tau(Agreement(jnp.array([10, 8]), jnp.array([5, 2]))) == 1.75
 
 
 def test_a_start_that_does_not_fit_is_refused(store):

@@ -36,13 +36,14 @@ class Entered(NamedTuple):
     v: Float[Array, "B G N E"]
 
 
-def complete(spec: EagleSpec, target: ModelSpec) -> EagleSpec:
-    """`spec` with everything it leaves to the target filled in: the layer's shape, and low, middle and high taps.
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Low, middle and high: `hidden_states` 2, L/2 and L − 3 (EAGLE-3, arXiv 2503.01840, as published)."""
+    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)}))
 
-    Taps default to 2, L/2 and L − 3 (EAGLE-3, arXiv 2503.01840, as published checkpoints have them).
-    """
-    n = target.num_layers
-    taps = spec.taps or (tuple(sorted({min(2, n), n // 2, max(n - 3, 0)})) if spec.fusion == "taps" else ())
+
+def complete(spec: EagleSpec, target: ModelSpec) -> EagleSpec:
+    """`spec` with everything it leaves to the target filled in: the layer's shape, and low, middle and high taps."""
+    taps = spec.taps or (default_taps(target.num_layers) if spec.fusion == "taps" else ())
     layer = spec.layer or replace(target, num_layers=1, windows=())
     return replace(spec, taps=taps, layer=layer)
 

@@ -137,11 +137,6 @@ def room(folder: Path, mark: Fingerprint, tokens: int) -> Room:
 # ---- the target's pass
 
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Low, middle and high: `hidden_states` 2, L/2 and L − 3 (EAGLE-3, arXiv 2503.01840)."""
-    return tuple(sorted({min(2, num_layers), num_layers // 2, max(0, num_layers - 3)}))
-
-
 def require_taps(taps: Sequence[Any], num_layers: int) -> tuple[int, ...]:
     """`taps` if each is a different `hidden_states` index of the model, else BadInput."""
     if not taps or len(set(taps)) < len(taps):

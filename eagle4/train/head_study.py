@@ -16,7 +16,7 @@ from eagle4.train.batches import Batch
 from eagle4.train.features import FeatureStore
 from eagle4.train.head import HeadSpec, States, bands, covariance, optimiser
 from eagle4.train.loop import rows_of
-from eagle4.train.start import frequent_tokens
+from eagle4.train.start import draft_vocabulary
 from eagle4.train.step import jit_coverage, jit_covered, jit_head_update, jit_states
 
 ROWS, LENGTH, AT_ONCE = 4, 512, 512
@@ -113,7 +113,7 @@ def judge(factors: Factors, head: jax.Array, states: np.ndarray, retrieval: Retr
 
 def fixed_list(head: jax.Array, counts: np.ndarray, size: int, test: States) -> dict[str, Any]:
     """FR-Spec's way (arXiv 2502.14856): the same frequent tokens for every state."""
-    ids = jnp.asarray(np.flatnonzero(frequent_tokens(counts, size)), jnp.int32)
+    ids = jnp.asarray(draft_vocabulary(counts, size))
     parts = [jit_covered(ids, head, jnp.asarray(padded)) for padded in chunks(test.state)]
     found = whole(parts, len(test.state))
     return row(f"a fixed list of {size} frequent tokens", found, np.ones(len(test.state), bool))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from eagle4 import metrics
 from eagle4.checkpoint import Trained
 from eagle4.errors import BadInput
 from eagle4.specs import EagleSpec, ModelSpec
@@ -15,7 +16,7 @@ from eagle4.train import optimise, saves
 from eagle4.train.batches import Batch, held_out, training
 from eagle4.train.features import FeatureStore, read, size
 from eagle4.train.objective import Frozen
-from eagle4.train.optimise import Report, TrainState, simulated_tau
+from eagle4.train.optimise import Report, TrainState
 from eagle4.train.spec import TrainSpec
 from eagle4.train.step import jit_evaluate, jit_update
 from eagle4.train.trial import trial_tau
@@ -166,7 +167,7 @@ def validation(setup: Setup, state: TrainState, steps: int) -> dict[str, Any]:
     joint = np.asarray(total.right) / np.maximum(np.asarray(total.rows), 1)
     return {
         "validate/kl": float(np.mean(losses)),
-        "validate/tau_sim": simulated_tau(total),
+        "validate/tau_sim": metrics.tau_from_joint(joint),
         **{f"validate/joint_{j}": float(a) for j, a in enumerate(joint)},
     }
 

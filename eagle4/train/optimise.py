@@ -107,8 +107,3 @@ def evaluate(
 def as_float(rows: Rows) -> Rows:
     """Stored bfloat16 as float32."""
     return rows._replace(features=rows.features.astype(jnp.float32), hidden=rows.hidden.astype(jnp.float32))
-
-
-def simulated_tau(agreement: Agreement) -> float:
-    """1 + Σ_j P(right at every step up to j): the acceptance length of a chain as deep as the unroll, at T = 0."""
-    return 1.0 + float(jnp.sum(agreement.right / jnp.maximum(agreement.rows, 1)))

@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass
 
-from eagle4.errors import BadInput
+from eagle4.errors import require
 
 LOSSES = ("soft_ce", "kl", "acceptance")
 NORMALISERS = ("valid", "rows", "sequence")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadInput(message)
 
 
 @dataclass(frozen=True)
@@ -22,9 +17,9 @@ class PhaseSpec:
     lr: float
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 1, f"a phase needs at least 1 step, got {self.steps}")
-        _require(1 <= self.unroll <= 16, f"unroll must lie in 1..16, got {self.unroll}")
-        _require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require(self.steps >= 1, f"a phase needs at least 1 step, got {self.steps}")
+        require(1 <= self.unroll <= 16, f"unroll must lie in 1..16, got {self.unroll}")
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
 
 
 @dataclass(frozen=True)
@@ -49,19 +44,19 @@ class ObjectiveSpec:
     frequent: int = 1024
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.loss in LOSSES,
             f"objective.loss {self.loss!r} is not known; use one of {', '.join(LOSSES)}",
         )
-        _require(
+        require(
             self.normaliser in NORMALISERS,
             f"objective.normaliser {self.normaliser!r} is not known; use one of {', '.join(NORMALISERS)}",
         )
         for name in ("token_weight", "feature_weight", "noise", "candidates", "frequent"):
             value = getattr(self, name)
-            _require(value >= 0, f"objective.{name} must be at least 0, got {value}")
-        _require(0 < self.step_decay <= 1, f"objective.step_decay must lie in (0, 1], got {self.step_decay}")
-        _require(
+            require(value >= 0, f"objective.{name} must be at least 0, got {value}")
+        require(0 < self.step_decay <= 1, f"objective.step_decay must lie in (0, 1], got {self.step_decay}")
+        require(
             self.token_weight + self.feature_weight > 0,
             "objective.token_weight and objective.feature_weight are both 0: nothing would be learned",
         )
@@ -102,18 +97,18 @@ class TrainSpec:
     save_every: int = 200
 
     def __post_init__(self) -> None:
-        _require(len(self.phases) > 0, "train.phases is empty; give at least one phase")
+        require(len(self.phases) > 0, "train.phases is empty; give at least one phase")
         for name in ("length", "batch", "accumulate", "log_every", "validate_every", "save_every"):
-            _require(getattr(self, name) >= 1, f"train.{name} must be at least 1, got {getattr(self, name)}")
+            require(getattr(self, name) >= 1, f"train.{name} must be at least 1, got {getattr(self, name)}")
         for name in ("validate_tokens", "decode_every", "decode_prompts"):
-            _require(getattr(self, name) >= 0, f"train.{name} must be at least 0, got {getattr(self, name)}")
+            require(getattr(self, name) >= 0, f"train.{name} must be at least 0, got {getattr(self, name)}")
         for name in ("warmup", "final_lr", "beta1", "beta2"):
-            _require(
+            require(
                 0 <= getattr(self, name) <= 1, f"train.{name} must lie in [0, 1], got {getattr(self, name)}"
             )
-        _require(self.clip > 0, f"train.clip must be positive, got {self.clip}")
-        _require(self.weight_decay >= 0, f"train.weight_decay must be at least 0, got {self.weight_decay}")
-        _require(0 < self.share <= 1, f"train.share must lie in (0, 1], got {self.share}")
+        require(self.clip > 0, f"train.clip must be positive, got {self.clip}")
+        require(self.weight_decay >= 0, f"train.weight_decay must be at least 0, got {self.weight_decay}")
+        require(0 < self.share <= 1, f"train.share must lie in (0, 1], got {self.share}")
 
     @property
     def steps(self) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle4 import decode
+from eagle4 import decode, metrics
 from eagle4.decode import Params
 from eagle4.drafters import eagle_net
 from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, System, TreeSpec
@@ -35,7 +35,4 @@ def trial_tau(
     seeds = np.zeros(len(prompts), np.int32)
     state = decode.begin(system, weights, PolicySpec(), tokens, length, seeds, new, capacity, stop_ids)
     _, rounds, _ = decode.generate(system, weights, state, new)
-    active = np.asarray(rounds.active)
-    if not active.any():
-        return 1.0
-    return 1.0 + float(np.asarray(rounds.num_accepted)[active].mean())
+    return metrics.tau(metrics.pool([metrics.rounds_of(rounds, row) for row in range(len(prompts))]))
