@@ -17,7 +17,8 @@ import numpy as np
 from eagle4 import decode, text
 from eagle4.decode import Params
 from eagle4.errors import BadInput
-from eagle4.specs import PolicySpec, System
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import System
 from eagle4.state import CHUNK, room
 from eagle4.text import Text
 from eagle4.types import DecodeState, RoundInfo
@@ -134,8 +135,20 @@ def answer_ids(state: DecodeState) -> list[int]:
 
 def no_rounds() -> RoundInfo:
     """The history of an answer that ended with the prefill's own token."""
-    none, rows = jnp.zeros((0, 1), jnp.int32), jnp.zeros(0, jnp.int32)
-    return RoundInfo(none.astype(bool), none, none, rows, none, none)
+    none, rows, nodes = jnp.zeros((0, 1), jnp.int32), jnp.zeros(0, jnp.int32), jnp.zeros((0, 1, 1), jnp.int32)
+    return RoundInfo(
+        active=none.astype(bool),
+        drafted_depth=none,
+        drafted_nodes=none,
+        verified_nodes=rows,
+        num_accepted=none,
+        num_committed=none,
+        levels=rows,
+        score=nodes.astype(jnp.float32),
+        depth=nodes,
+        taken=nodes.astype(bool),
+        predicted_ms=rows.astype(jnp.float32),
+    )
 
 
 def crop(rounds: RoundInfo, kept: int) -> RoundInfo:
@@ -172,12 +185,14 @@ def phase_ms(
         return result
 
     while not bool(state.done.all()):
-        planned = decode.plan(system, state)
+        planned = decode.jit_plan(system, params, state)
         guesses, dstate = timed("draft_ms", lambda s=state, p=planned: decode.jit_draft(system, params, s, p))
         checked = timed("verify_ms", lambda s=state, g=guesses: decode.jit_verify(system, params, s, g))
         state, _ = timed(
             "commit_ms",
-            lambda s=state, g=guesses, d=dstate, c=checked: decode.jit_commit(system, params, s, g, d, c),
+            lambda s=state, p=planned, g=guesses, d=dstate, c=checked: decode.jit_commit(
+                system, params, s, p, g, d, c
+            ),
         )
     return {name: float(np.mean(times[1:])) for name, times in spent.items() if len(times) > 1}
 

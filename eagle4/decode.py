@@ -19,23 +19,29 @@ from jaxtyping import Array, Float, Int32
 from eagle4 import sampling
 from eagle4.drafters import DRAFTERS
 from eagle4.drafters.base import Drafter
-from eagle4.harness.policy import POLICIES, Policy
+from eagle4.errors import BadInput
+from eagle4.harness.costs import CostTable, round_ms
+from eagle4.harness.policies import POLICIES
+from eagle4.harness.policy import Policy
+from eagle4.policy_spec import PolicySpec
 from eagle4.prefill import prefill, shortfall
-from eagle4.specs import PolicySpec, System
+from eagle4.specs import System
 from eagle4.state import allocate, append
 from eagle4.target import cache as kv
 from eagle4.target import model as target
-from eagle4.tree.grow import crop
+from eagle4.tree.grow import Decide, crop
 from eagle4.tree.topology import positions, used
 from eagle4.types import Commit, DecodeState, Draft, Plan, RoundInfo, TargetOut, Verdict
 from eagle4.verify import VERIFIERS
 
 
 class Params(NamedTuple):
-    """Weights of the target and of the drafter (None where it has none)."""
+    """What every round reads: weights of the target and of the drafter, and the table that prices rounds; None where
+    there is none."""
 
     target: Any
     drafter: Any = None
+    costs: CostTable | None = None
 
 
 class Checked(NamedTuple):
@@ -51,7 +57,8 @@ class Checked(NamedTuple):
 @cache
 def drafter_of(system: System) -> Drafter:
     """The drafter's functions; cached, because fresh functions would be fresh jit entries."""
-    return DRAFTERS[system.drafter.name](system.drafter, system.tree, policy_of(system).extend)
+    policy = policy_of(system)
+    return DRAFTERS[system.drafter.name](system.drafter, system.tree, Decide(policy.extend, policy.budget))
 
 
 @cache
@@ -72,9 +79,12 @@ def begin(
     stop_ids: tuple[int, ...] = (),
 ) -> DecodeState:
     """Host side of a generation: allocate, refuse what does not fit, and prefill."""
+    rule = POLICIES[policy.name](policy, system.tree)
+    if rule.priced and params.costs is None:
+        raise BadInput(f"policy {policy.name!r} needs a cost table; measure one with experiments.calibrate")
     dtype = params.target["embed"].dtype
     state = allocate(system, tokens, length, seed, max_new_tokens, capacity, dtype, stop_ids)
-    return jit_start(system, params, replace(state, policy=POLICIES[policy.name](policy, system.tree).init()))
+    return jit_start(system, params, replace(state, policy=rule.init()))
 
 
 def start(system: System, params: Params, state: DecodeState) -> DecodeState:
@@ -82,9 +92,12 @@ def start(system: System, params: Params, state: DecodeState) -> DecodeState:
     return prefill(system, drafter_of(system), params.target, params.drafter, state)
 
 
-def plan(system: System, state: DecodeState) -> Plan:
-    """How much to speculate this round; decided before anything of this round is drawn."""
-    return policy_of(system).plan(state.policy)
+def plan(system: System, params: Params, state: DecodeState) -> Plan:
+    """How much to speculate this round; decided before anything of this round is drawn.
+
+    Attention reads every slot of the cache, filled or not, so these are the context that is paid for.
+    """
+    return policy_of(system).plan(state.policy, params.costs, ~state.done, state.tokens.shape[1])
 
 
 def draft(system: System, params: Params, state: DecodeState, plan: Plan) -> tuple[Draft, Any]:
@@ -156,24 +169,19 @@ def commit_of(guesses: Draft, verdict: Verdict, out: TargetOut, nodes: Int32[Arr
 
 
 def commit(
-    system: System, params: Params, state: DecodeState, guesses: Draft, dstate: Any, checked: Checked
+    system: System,
+    params: Params,
+    state: DecodeState,
+    plan: Plan,
+    guesses: Draft,
+    dstate: Any,
+    checked: Checked,
 ) -> tuple[DecodeState, RoundInfo]:
-    """Crop at stop tokens and the length limit, then write what is left to text, cache and drafter."""
+    """Crop at stop tokens and the length limit, then write what is left to text, cache, drafter and policy."""
     with jax.named_scope("commit"):
         tokens, count, done = append(state, checked.commit.tokens, checked.commit.num_committed)
         cropped = replace(checked.commit, num_committed=count)
-        active = ~state.done
-        accepted = jnp.where(active, checked.verdict.num_accepted, 0)
-        info = RoundInfo(
-            active=active,
-            drafted_depth=jnp.where(
-                active, jnp.max(jnp.where(guesses.candidate, guesses.depth, 0), axis=1), 0
-            ),
-            drafted_nodes=jnp.where(active, jnp.sum(guesses.candidate, axis=1, dtype=jnp.int32), 0),
-            verified_nodes=checked.rows,
-            num_accepted=accepted,
-            num_committed=count,
-        )
+        info = report(system, params, state, guesses, checked, count)
         new = replace(
             state,
             tokens=tokens,
@@ -181,31 +189,51 @@ def commit(
             done=done,
             cache=kv.write(state.cache, checked.k, checked.v, count),
             drafter=drafter_of(system).commit(params.drafter, dstate, cropped, state.length - 1),
-            policy=policy_of(system).update(state.policy, info),
+            policy=policy_of(system).update(state.policy, plan, info),
         )
         return new, info
 
 
+def report(
+    system: System, params: Params, state: DecodeState, guesses: Draft, checked: Checked, count: Array
+) -> RoundInfo:
+    """What happened in a round, for people and for the policy."""
+    active = ~state.done
+    path, N = checked.verdict.path, guesses.tokens.shape[1]
+    levels = jnp.int32(0) if guesses.levels is None else guesses.levels
+    predicted = jnp.float32(jnp.nan)
+    if params.costs is not None:
+        place = jnp.maximum(active.sum(), 1), state.tokens.shape[1], system.tree.width
+        predicted = round_ms(params.costs, *place, levels, checked.rows)
+    return RoundInfo(
+        active=active,
+        drafted_depth=jnp.where(active, jnp.max(jnp.where(guesses.candidate, guesses.depth, 0), axis=1), 0),
+        drafted_nodes=jnp.where(active, jnp.sum(guesses.candidate, axis=1, dtype=jnp.int32), 0),
+        verified_nodes=checked.rows,
+        num_accepted=jnp.where(active, checked.verdict.num_accepted, 0),
+        num_committed=count,
+        levels=levels,
+        score=jnp.where(guesses.candidate, guesses.score, -jnp.inf),
+        depth=guesses.depth,
+        taken=(path[:, :, None] == jnp.arange(N)).any(1) & active[:, None],
+        predicted_ms=predicted,
+    )
+
+
 def one_round(system: System, params: Params, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
     """plan → draft → verify → commit."""
-    guesses, dstate = draft(system, params, state, plan(system, state))
+    planned = plan(system, params, state)
+    guesses, dstate = draft(system, params, state, planned)
     checked = verify(system, params, state, guesses)
-    return commit(system, params, state, guesses, dstate, checked)
+    return commit(system, params, state, planned, guesses, dstate, checked)
 
 
 def rounds(
     system: System, params: Params, state: DecodeState, most: int
 ) -> tuple[DecodeState, RoundInfo, Int32[Array, ""]]:
     """At most `most` rounds (static), or until every row is done: final state, RoundInfo [most, …], rounds run."""
-    B = state.tokens.shape[0]
-    empty = RoundInfo(
-        active=jnp.zeros((most, B), bool),
-        drafted_depth=jnp.zeros((most, B), jnp.int32),
-        drafted_nodes=jnp.zeros((most, B), jnp.int32),
-        verified_nodes=jnp.zeros(most, jnp.int32),
-        num_accepted=jnp.zeros((most, B), jnp.int32),
-        num_committed=jnp.zeros((most, B), jnp.int32),
-    )
+    shapes = jax.eval_shape(partial(one_round, system), params, state)[1]
+    empty = jax.tree.map(lambda a: jnp.zeros((most, *a.shape), a.dtype), shapes)
 
     def more(carry):
         state, _, i = carry
@@ -228,6 +256,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 jit_call = jax.jit(call, static_argnames="function")
 jit_start = jax.jit(start, static_argnames="system", donate_argnames="state")
 generate = jax.jit(rounds, static_argnames=("system", "most"), donate_argnames="state")
+jit_plan = jax.jit(plan, static_argnames="system")
 jit_draft = jax.jit(draft, static_argnames="system")
 jit_verify = jax.jit(verify, static_argnames="system")
 jit_accept = jax.jit(accept, static_argnames="system")

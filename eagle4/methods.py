@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from eagle4 import decode
+from eagle4.calibration import load_reliability
 from eagle4.checkpoint import load_drafter, load_factors
 from eagle4.decode import Params
 from eagle4.drafters import DRAFTERS, eagle_net
 from eagle4.errors import BadInput
-from eagle4.harness.policy import POLICIES
-from eagle4.specs import DrafterSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.harness.policies import POLICIES
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, ModelSpec, SamplingSpec, System, TreeSpec
 from eagle4.tree.presets import from_rank_paths
 from eagle4.verify import VERIFIERS
 
@@ -49,6 +51,8 @@ def build_method(
             raise BadInput(
                 f"policy.{field}={wanted} is outside the tree envelope; raise tree.{field} from {most}"
             )
+    if policy.calibration is not None:
+        policy = replace(policy, reliability=load_reliability(policy.calibration))
     if tree.kind == "static":
         from_rank_paths(tree.paths)
     if drafter.name == "bigram":

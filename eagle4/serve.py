@@ -15,7 +15,8 @@ from jaxtyping import Array, Int32
 
 from eagle4 import decode
 from eagle4.decode import Params
-from eagle4.specs import PolicySpec, System
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import System
 from eagle4.text import pad
 from eagle4.types import DecodeState
 

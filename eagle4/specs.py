@@ -258,18 +258,6 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True)
-class PolicySpec:
-    """How a round decides how much to speculate. `fixed`: always `depth`, `width`, `children`, `nodes`; 0 means the
-    tree envelope's own value."""
-
-    name: str = "fixed"
-    depth: int = 0
-    width: int = 0
-    children: int = 0
-    nodes: int = 0
-
-
-@dataclass(frozen=True)
 class System:
     """Everything a compiled round specialises on: model and method.
 

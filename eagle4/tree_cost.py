@@ -12,7 +12,8 @@ from eagle4 import decode
 from eagle4.decode import Params
 from eagle4.forward_cost import WARMUP, Tell, forward_calls
 from eagle4.harness.clock import interleaved, median, spread
-from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, SamplingSpec, System, TreeSpec
 from eagle4.target.load import Checkpoint
 
 GROWN = ("chain", "dynamic", "sampled")
@@ -58,7 +59,7 @@ def begin(model: Checkpoint, params: Params, tree: TreeSpec, verifier: str) -> t
 
 def growing(model: Checkpoint, params: Params, tree: TreeSpec) -> Callable[[], Any]:
     system, state = begin(model, params, tree, "rejection" if tree.kind == "sampled" else "greedy")
-    plan = decode.plan(system, state)
+    plan = decode.plan(system, params, state)
     return lambda: decode.jit_draft(system, params, state, plan)
 
 
@@ -69,7 +70,7 @@ def verifying(model: Checkpoint, params: Params, tree: TreeSpec, verifier: str) 
     elif verifier not in ("greedy", "point_mass"):
         tree = replace(tree, kind="sampled")
     system, state = begin(model, params, tree, verifier)
-    guesses, _ = decode.jit_draft(system, params, state, decode.plan(system, state))
+    guesses, _ = decode.jit_draft(system, params, state, decode.plan(system, params, state))
     p = jax.nn.softmax(jax.random.normal(jax.random.key(0), (*guesses.tokens.shape, model.spec.vocab_size)))
     uniforms = jax.random.uniform(jax.random.key(1), (1, tree.depth + 1, 2))
     return lambda: decode.jit_accept(system, p, guesses, uniforms)

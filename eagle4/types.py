@@ -62,7 +62,8 @@ class Draft:
     `parent` is −1 for the root and for unused nodes; unused nodes have `candidate` False and attend to themselves
     only. `attend[b, n, m]` says that node n sees node m (ancestors and itself). `score` is the log probability of
     the path from the root under the drafter (0 at the root). `q` is None when children are deterministic picks,
-    that is, a point mass each.
+    that is, a point mass each. `levels` counts the levels that were drafted, whether or not their nodes were kept
+    (None: the drafter has no steps to pay for).
     """
 
     tokens: Int32[Array, "B N"]
@@ -72,6 +73,7 @@ class Draft:
     candidate: Bool[Array, "B N"]
     score: Float[Array, "B N"]
     q: Proposal | None
+    levels: Int32[Array, ""] | None = None
 
 
 @struct.dataclass
@@ -105,12 +107,14 @@ class Plan(NamedTuple):
     """How much to speculate in a round: levels to draft, frontier width, children per node, nodes to verify.
 
     Data, not shapes: every value up to the tree envelope runs in the same compiled program. `nodes` counts the root.
+    `price` is what the policy's own decisions inside the round need (a pytree of its choice); a drafter hands it on.
     """
 
     depth: Int32[Array, ""]
     width: Int32[Array, ""]
     children: Int32[Array, ""]
     nodes: Int32[Array, ""]
+    price: Any = ()
 
 
 @struct.dataclass
@@ -118,8 +122,10 @@ class RoundInfo:
     """What happened in a round; never needed by the next one.
 
     `drafted_depth` and `drafted_nodes` describe the tree that was verified (root not counted), `verified_nodes` the
-    bucket of rows the target really computed (root counted). A row that had ended before the round has `active`
-    False and zeros. `num_committed` is after cropping.
+    bucket of rows the target really computed (root counted), `levels` how many levels the drafter computed. A row that
+    had ended before the round has `active` False and zeros. `num_committed` is after cropping. By node: `score`, the
+    drafter's log path probability (−inf: no node), its `depth`, and whether it was `taken` into the accepted path.
+    `predicted_ms` is what the cost table says the round takes, NaN without a table.
     """
 
     active: Bool[Array, " B"]
@@ -128,6 +134,11 @@ class RoundInfo:
     verified_nodes: Int32[Array, ""]
     num_accepted: Int32[Array, " B"]
     num_committed: Int32[Array, " B"]
+    levels: Int32[Array, ""]
+    score: Float[Array, "B N"]
+    depth: Int32[Array, "B N"]
+    taken: Bool[Array, "B N"]
+    predicted_ms: Float[Array, ""]
 
 
 @struct.dataclass

@@ -18,7 +18,8 @@ def watch(
     capacity = answer.capacity_for([system], len(ids), new)
     state = answer.start(system, params, method.policy, words, ids, seed, new, capacity)
     while not bool(state.done.all()):
-        guesses, dstate = decode.jit_draft(system, params, state, decode.plan(system, state))
+        planned = decode.jit_plan(system, params, state)
+        guesses, dstate = decode.jit_draft(system, params, state, planned)
         checked = decode.jit_verify(system, params, state, guesses)
         yield jax.device_get((guesses, checked.verdict))
-        state, _ = decode.jit_commit(system, params, state, guesses, dstate, checked)
+        state, _ = decode.jit_commit(system, params, state, planned, guesses, dstate, checked)

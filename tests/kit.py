@@ -13,7 +13,8 @@ from eagle4.drafters import DRAFTERS, eagle_net
 from eagle4.drafters.base import Drafter
 from eagle4.nn.abstract import initialise
 from eagle4.nn.attention import attention
-from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, SamplingSpec, System, TreeSpec
 from eagle4.target import model as target
 from eagle4.tree import topology
 from eagle4.types import Draft
@@ -159,7 +160,7 @@ class ScriptState:
     round: jax.Array
 
 
-def scripted(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
+def scripted(spec: DrafterSpec, tree: TreeSpec, decide) -> Drafter:
     """A chain that is right for `right[round]` tokens and wrong after. params: truth [B, S], right [R], vocab."""
 
     def propose(params, state, root, plan, keys):

@@ -13,7 +13,8 @@ from eagle4 import decode, metrics
 from eagle4.answer import Limits
 from eagle4.decode import Params
 from eagle4.errors import BadInput
-from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, System, TreeSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, SamplingSpec, System, TreeSpec
 from eagle4.target.load import load
 from eagle4.text import encode_chat, load_text
 from eagle4.types import RoundInfo

@@ -14,8 +14,9 @@ from eagle4 import answer as ask
 from eagle4 import bench, conf, metrics
 from eagle4.errors import BadInput
 from eagle4.methods import build_method
+from eagle4.policy_spec import PolicySpec
 from eagle4.prompts import Prompt
-from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, TreeSpec
+from eagle4.specs import DrafterSpec, SamplingSpec, TreeSpec
 from eagle4.target.load import load
 from eagle4.text import encode_chat, load_text
 from experiments import benchmark

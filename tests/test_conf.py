@@ -15,7 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from eagle4 import conf
 from eagle4.drafters import DRAFTERS
 from eagle4.errors import BadInput
-from eagle4.specs import DrafterSpec, PolicySpec, RopeSpec, SamplingSpec, TreeSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, RopeSpec, SamplingSpec, TreeSpec
 from eagle4.verify import VERIFIERS
 
 PRIMARY = sorted(path.stem for path in conf.CONFIGS.glob("*.yaml"))
@@ -76,8 +77,10 @@ def test_every_experiment_config_composes_and_builds(name):
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_builds(group, option):
-    experiment = {"train": "train", "retrieval": "train_head", "head": "train_head"}.get(group, "benchmark")
-    config = conf.compose(experiment, [f"{group}={option}"])
+    experiments = {"train": "train", "retrieval": "train_head", "head": "train_head"}
+    added = group in ("costs", "hardware")
+    experiment = "calibrate" if added else experiments.get(group, "benchmark")
+    config = conf.compose(experiment, [f"{'+' * added}{group}={option}"])
     for key in conf.GROUPS.keys() & config.keys() if group == "method" else [group]:
         assert isinstance(hash(conf.build(config[key])), int)
 

@@ -11,7 +11,7 @@ from kit import TINY, answers, begin, chain_system, plain_greedy, prompts, run, 
 from eagle4 import decode
 from eagle4.decode import Params
 from eagle4.errors import BadInput
-from eagle4.specs import PolicySpec
+from eagle4.policy_spec import PolicySpec
 from eagle4.state import room
 
 NEW = 20
@@ -174,9 +174,10 @@ def test_phased_form_gives_identical_tokens(plain):
     system, params = chain_system("prompt_lookup"), Params(tiny_params())
     state = begin(system, params, TEXTS, NEW)
     while not bool(state.done.all()):
-        guesses, dstate = decode.jit_draft(system, params, state, decode.plan(system, state))
+        planned = decode.jit_plan(system, params, state)
+        guesses, dstate = decode.jit_draft(system, params, state, planned)
         checked = decode.jit_verify(system, params, state, guesses)
-        state, _ = decode.jit_commit(system, params, state, guesses, dstate, checked)
+        state, _ = decode.jit_commit(system, params, state, planned, guesses, dstate, checked)
     assert answers(state) == [p[:NEW] for p in plain]
 
 

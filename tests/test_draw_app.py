@@ -8,7 +8,8 @@ from tiny_model import write_model
 
 from eagle4 import answer, conf, text
 from eagle4.methods import build_method
-from eagle4.specs import DrafterSpec, PolicySpec, SamplingSpec, TreeSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, SamplingSpec, TreeSpec
 from eagle4.target.load import load
 from eagle4.watch import watch
 from experiments import draw as app

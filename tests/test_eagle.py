@@ -12,6 +12,7 @@ from eagle4.decode import Params
 from eagle4.drafters import eagle, eagle_net
 from eagle4.errors import BadInput
 from eagle4.specs import DrafterSpec, EagleSpec, SamplingSpec, System, TreeSpec
+from eagle4.tree.grow import AS_PLANNED
 from eagle4.types import Commit, Plan
 
 CAPACITY = 128
@@ -61,7 +62,7 @@ def stretch(name: str, texts, start, rows: int, count, junk=0.0) -> Commit:
 
 def made(name: str, tree: TreeSpec = DYNAMIC):
     spec = DrafterSpec("eagle", eagle=SPECS[name])
-    return eagle.make(spec, tree, lambda plan, scores, depth: depth < plan.depth)
+    return eagle.make(spec, tree, AS_PLANNED)
 
 
 def proposer(name: str, texts, tree: TreeSpec = DYNAMIC):
@@ -116,7 +117,7 @@ def test_drafts_are_those_of_the_algebra_at_every_offset(name):
     )
     params = Params(tiny_params(MODEL), eagle_params(spec, MODEL))
     state = begin(system, params, prompts(LENGTHS, seed=2, vocab=V), 4, capacity=CAPACITY)
-    draft, _ = decode.jit_draft(system, params, state, decode.plan(system, state))
+    draft, _ = decode.jit_draft(system, params, state, decode.plan(system, params, state))
     assert draft.q is not None
     np.testing.assert_allclose(np.asarray(draft.q.probs).sum(2), 1, atol=1e-6)
     B, N = draft.tokens.shape
@@ -147,7 +148,7 @@ def test_a_chain_is_one_branch_whatever_width_its_spec_has():
 def test_what_cannot_draft_is_refused():
     for spec in (None, EagleSpec()):
         with pytest.raises(BadInput, match="needs a trained network; give drafter"):
-            eagle.make(DrafterSpec("eagle", eagle=spec), DYNAMIC, lambda *_: jnp.bool_(True))
+            eagle.make(DrafterSpec("eagle", eagle=spec), DYNAMIC, AS_PLANNED)
     for kind in ("dynamic", "sampled"):
         with pytest.raises(BadInput, match=r"tree.children is 10 but the drafter .* only 9"):
             proposer(NORMED, RAGGED, TreeSpec(kind, 2, 2, 10, 12))(2, 2, 10, 12)
@@ -159,16 +160,22 @@ COUNTS = [(1, 4), (0, 2), (3, 0), (4, 1), (2, 3)]
 
 @pytest.mark.parametrize("name", ["eagle1", WINDOWED, NORMED])
 def test_commits_of_any_size_leave_the_state_of_one_pass(name):
-    """Law 3, with nothing committed too: rows, their number and the output, also with rejected rows beside them."""
+    """Law 3, with nothing committed too: rows, their number and the output, also with rejected rows beside them.
+
+    Pairs wait for the next draft, or until no more fit.
+    """
     drafter, params = made(name), eagle_params(SPECS[name], MODEL)
     empty = drafter.init(params, jnp.zeros((2, 32), jnp.int32), jnp.ones(2, jnp.int32))
-    commit = jax.jit(drafter.commit)
+    commit, settle = jax.jit(drafter.commit), jax.jit(lambda state: eagle.settle(params, SPECS[name], state))
     start, piecewise = np.array([0, 0]), empty
     for count in COUNTS:
         pairs = stretch(name, PAIR, start, 4, count, junk=50.0)
         piecewise = commit(params, piecewise, pairs, jnp.array(start, jnp.int32))
         start = start + count
-        agrees_with_one_pass(name, piecewise, start)
+        waiting = piecewise.waiting.num_committed
+        assert (piecewise.cache.length + waiting).tolist() == start.tolist()
+        agrees_with_one_pass(name, settle(piecewise), start)
+    assert waiting.tolist() == [2, 3]
     kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), state) for state in (empty, piecewise)]
     assert kinds[0] == kinds[1]
 

@@ -16,9 +16,10 @@ FILES = {
 # Data flows one way: a module may import what stands before it. A package stands for all modules in it, unless
 # one of them is listed by its own dotted name.
 ORDER = """
-    errors files types specs compilation fingerprint tokenizer text prompts nn target tree sampling verify retrieval
-    drafters checkpoint harness state prefill decode forward_cost tree_cost answer methods draft_cost watch serve
-    record replay metrics summary bench report report_cost train interop tracking run_specs schemas conf
+    errors files types specs policy_spec compilation fingerprint tokenizer text prompts nn target tree sampling verify
+    retrieval drafters checkpoint harness calibration state prefill decode forward_cost tree_cost answer methods
+    draft_cost round_cost cost_table watch serve record replay metrics summary bench report report_cost
+    report_reliability train interop tracking run_specs schemas conf pricing
 """
 FLOW = ORDER.split()
 MAY_COMPILE = ("eagle4.decode", "eagle4.serve", "eagle4.train.step")

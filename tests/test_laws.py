@@ -6,7 +6,7 @@ target whose distribution is one token, and such a target is the same program wi
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,19 +18,12 @@ from toy import toy_params
 
 from eagle4 import decode
 from eagle4.decode import Params
+from eagle4.drafters import eagle
 from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
+from eagle4.policy_spec import PolicySpec
 from eagle4.retrieval.factors import truncated
-from eagle4.specs import (
-    DrafterSpec,
-    EagleSpec,
-    ModelSpec,
-    PolicySpec,
-    RetrievalSpec,
-    SamplingSpec,
-    System,
-    TreeSpec,
-)
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, RetrievalSpec, SamplingSpec, System, TreeSpec
 from eagle4.tree.presets import spec_of
 from eagle4.types import Plan
 
@@ -258,9 +251,19 @@ def fed(state):
 
 
 def eagle_agrees_with_fresh_prefill(case, drafter, texts, fresh):
-    """Row i of its cache holds features of position i and token i + 1, so the last row needs the last token."""
+    """Row i of its cache holds features of position i and token i + 1, so the last row needs the last token.
+
+    Compared once the pairs that wait are fed.
+    """
+
+    def settled(state):
+        spec = case.system.drafter.eagle
+        return decode.jit_call(partial(settle_pairs, spec), case.params.drafter, state)
+
+    drafter, fresh = settled(drafter), fresh.replace(drafter=settled(fresh.drafter))
     assert drafter.cache.length.tolist() == [len(text) - 1 for text in texts]
     whole = begin(case.system, case.params, texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP).drafter
+    whole = settled(whole)
     for b, text in enumerate(texts):
         told = slice(0, len(text) - 1)
         for mine, other in zip(drafter.cache.k + drafter.cache.v, whole.cache.k + whole.cache.v):
@@ -270,6 +273,10 @@ def eagle_agrees_with_fresh_prefill(case, drafter, texts, fresh):
             np.testing.assert_allclose(drafter.output[b], fresh.drafter.output[b], atol=1e-4)
         else:
             assert not case.system.sampling.greedy
+
+
+def settle_pairs(spec, params, state):
+    return eagle.settle(params, spec, state)
 
 
 def test_rows_do_not_depend_on_their_neighbours(case):
@@ -300,7 +307,14 @@ def test_poison_changes_nothing(case):
     def spoiled(state):
         drafter = state.drafter
         if case.system.drafter.name == "eagle":
-            drafter = drafter.replace(cache=beyond_its_length(drafter.cache))
+            waiting = drafter.waiting
+            empty = jnp.arange(waiting.tokens.shape[1]) >= waiting.num_committed[:, None]
+            waiting = waiting.replace(
+                tokens=jnp.where(empty, 7, waiting.tokens),
+                features=jnp.where(empty[..., None, None], 1e3, waiting.features),
+                hidden=jnp.where(empty[..., None], 1e3, waiting.hidden),
+            )
+            drafter = drafter.replace(cache=beyond_its_length(drafter.cache), waiting=waiting)
         tokens = jnp.where(jnp.arange(CAPACITY) >= state.length[:, None], 7, state.tokens)
         return state.replace(tokens=tokens, cache=beyond_its_length(state.cache), drafter=drafter)
 
@@ -348,10 +362,11 @@ def test_phased_rounds_commit_scattered_paths_and_give_the_same_text(case):
     state = begin(case.system, case.params, case.texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP)
     scattered = 0
     while not bool(state.done.all()):
-        guesses, dstate = decode.jit_draft(case.system, case.params, state, decode.plan(case.system, state))
+        planned = decode.jit_plan(case.system, case.params, state)
+        guesses, dstate = decode.jit_draft(case.system, case.params, state, planned)
         checked = decode.jit_verify(case.system, case.params, state, guesses)
         path = np.asarray(checked.verdict.path)
-        state, info = decode.jit_commit(case.system, case.params, state, guesses, dstate, checked)
+        state, info = decode.jit_commit(case.system, case.params, state, planned, guesses, dstate, checked)
         moved = ((path >= 0) & (path != 1 + np.arange(path.shape[1]))).any(axis=1)
         kept = np.asarray(info.num_committed) > np.asarray(info.num_accepted)
         scattered += int((moved & kept).sum())

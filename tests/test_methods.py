@@ -12,17 +12,9 @@ from eagle4.decode import drafter_of
 from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
 from eagle4.methods import build_method
+from eagle4.policy_spec import PolicySpec
 from eagle4.retrieval.factors import truncated
-from eagle4.specs import (
-    DrafterSpec,
-    EagleSpec,
-    ModelSpec,
-    PolicySpec,
-    RetrievalSpec,
-    SamplingSpec,
-    System,
-    TreeSpec,
-)
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, RetrievalSpec, SamplingSpec, System, TreeSpec
 
 MODEL = ModelSpec("llama", 16, 16, 16, 1, 2, 1, 8, 64)
 LOOKUP = DrafterSpec("prompt_lookup")

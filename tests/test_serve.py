@@ -7,8 +7,8 @@ from kit import TINY, chain_system, plain_greedy, prompts, run, tiny_params
 from eagle4 import serve as serving
 from eagle4.decode import Params
 from eagle4.errors import BadInput
+from eagle4.policy_spec import PolicySpec
 from eagle4.serve import Request, Shape, serve
-from eagle4.specs import PolicySpec
 
 SHAPE = Shape(batch=3, capacity=192, refill=2, stretch=3)
 TEXTS = prompts((5, 70, 3, 9, 1, 12, 30))

@@ -8,6 +8,7 @@ import pytest
 from eagle4.errors import BadInput
 from eagle4.specs import TreeSpec
 from eagle4.tree import grow, presets, topology
+from eagle4.tree.static import static_draft
 from eagle4.types import Draft, Plan
 
 STATES, VOCAB, BATCH = 61, 50, 3
@@ -227,9 +228,7 @@ def test_static_tree_takes_the_child_of_each_rank(paths):
     @jax.jit
     def run(plan):
         carry = start_state(shape.width, shape.max_depth)
-        draft, carry = grow.static_draft(
-            toy_step(ids, logps), carry, root, (ids[root], logps[root]), shape, plan
-        )
+        draft, carry = static_draft(toy_step(ids, logps), carry, root, (ids[root], logps[root]), shape, plan)
         return draft, carry[3], carry[4]
 
     full = len(shape.parent)
@@ -257,9 +256,7 @@ def test_static_tree_drops_only_what_hangs_on_a_missing_child(missing: float):
     def step(carry, frontier):
         return jnp.full((1, 2, 2), 9), jnp.full((1, 2, 2), -1.0), carry
 
-    draft, _ = grow.static_draft(
-        step, None, jnp.zeros(1, jnp.int32), root_children, shape, plan_of(2, 2, 2, 5)
-    )
+    draft, _ = static_draft(step, None, jnp.zeros(1, jnp.int32), root_children, shape, plan_of(2, 2, 2, 5))
     assert draft.tokens[0].tolist() == [0, 4, 9, 0, 0]
     assert draft.parent[0].tolist() == [-1, 0, 1, -1, -1]
 

@@ -67,7 +67,7 @@ def packed(texts, spec):
 @partial(jax.jit, static_argnames="spec")
 def drafted(spec, params, tokens, features, hidden, i):
     """Outputs of a chain drafted after position i was committed, its tokens forced to be the text's: [STEPS, D]."""
-    state = eagle.empty(params, spec, jnp.zeros((1, 32), jnp.int32))
+    state = eagle.empty(params, spec, jnp.zeros((1, 32), jnp.int32), 1)
     pairs = Commit(tokens[None, 1:], (i + 1)[None], features[None, :-1], hidden[None, :-1])
     state = eagle.feed(params, spec, state, pairs, jnp.array([0]))
     tree = TreeSpec("chain", STEPS, 1, 1, STEPS + 1)

@@ -51,18 +51,18 @@ def toy_params(model: ModelSpec, seed: int = 0, taps: int = 0, candidates: int =
     }
 
 
-def toy(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
+def toy(spec: DrafterSpec, tree: TreeSpec, decide) -> Drafter:
     """Every kind of tree over the table."""
 
     def propose(params, state, root, plan, keys):
         follow, root_q = lookup(params, root)
-        draft, _ = draft_tree(tree, follow, (), root, root_q, keys, plan, extend)
+        draft, _ = draft_tree(tree, follow, (), root, root_q, keys, plan, decide)
         return spoil(params, draft), state
 
     return Drafter(init, propose, feed)
 
 
-def toy_independent(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
+def toy_independent(spec: DrafterSpec, tree: TreeSpec, decide) -> Drafter:
     """Children drawn with replacement, so that siblings may be equal; the shape is that of `sampled`."""
 
     def propose(params, state, root, plan: Plan, keys):
@@ -80,7 +80,7 @@ def toy_independent(spec: DrafterSpec, tree: TreeSpec, extend) -> Drafter:
 
         first = children(root[:, None], uniforms(jnp.int32(0))[:, :1])
         first = tuple(x[:, 0] for x in first)
-        pool, _ = grow(step, (), first, tree, plan, extend, first_children(tree))
+        pool, _ = grow(step, (), first, tree, plan, decide.extend, first_children(tree))
         drawn = assemble(pool, choose(creation_order(pool.score), plan.nodes, tree.nodes), root)
         q = Proposal(params["ids"][drawn.tokens], params["probs"][drawn.tokens])
         return spoil(params, replace(drawn, q=q)), state

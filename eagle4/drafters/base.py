@@ -1,19 +1,17 @@
 """The contract every drafter keeps.
 
 Like an optax transformation, a drafter is a few pure functions over an explicit state. The state is any pytree whose
-structure, shapes and dtypes never change. A new method is one file with a `make` of this type, one line in
-`eagle4.drafters.DRAFTERS` and one YAML in `configs/method`.
+structure, shapes and dtypes never change. A new method is one file with a `make` (spec, tree, decide) -> Drafter, one
+line in `eagle4.drafters.DRAFTERS` and one YAML in `configs/method`.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Int32
 
 from eagle4.types import Commit, Draft, Plan
-
-Extend = Callable[[Plan, Float[Array, "B W"], Int32[Array, ""]], Bool[Array, ""]]
 
 
 class Drafter(NamedTuple):

@@ -4,18 +4,19 @@ The simplest drafter that draws real trees. `experiments.tree_cost` uses it to t
 from any network.
 """
 
-from eagle4.drafters.base import Drafter, Extend
+from eagle4.drafters.base import Drafter
 from eagle4.drafters.tree_drafting import draft_tree
 from eagle4.specs import DrafterSpec, TreeSpec
+from eagle4.tree.grow import Decide
 
 
-def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
+def make(spec: DrafterSpec, tree: TreeSpec, decide: Decide) -> Drafter:
     """`params` = {"ids": [V, C], "probs": [V, C]}: row t holds the candidates after token t; rows sum to 1."""
     del spec
 
     def propose(params, state, root, plan, keys):
         follow, root_q = lookup(params, root)
-        guesses, _ = draft_tree(tree, follow, (), root, root_q, keys, plan, extend)
+        guesses, _ = draft_tree(tree, follow, (), root, root_q, keys, plan, decide)
         return guesses, state
 
     return Drafter(

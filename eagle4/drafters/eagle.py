@@ -5,7 +5,8 @@ EAGLE-3.1 (normed taps, normed recurrence). Which one it is, `EagleSpec` says; t
 
 The drafter's cache holds committed rows only, one per pair (features of position i, token of position i + 1). A
 round's tree rows live in a buffer of the round and are thrown away: the accepted ones come back through `commit` with
-the target's features instead of the drafter's guesses.
+the target's features instead of the drafter's guesses. Committed pairs wait until the network is next needed, or until
+no more fit: rounds that draft nothing share one pass.
 """
 
 from collections.abc import Callable
@@ -20,23 +21,27 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from eagle4.drafters import eagle_net as net
-from eagle4.drafters.base import Drafter, Extend
+from eagle4.drafters.base import Drafter
 from eagle4.drafters.tree_drafting import draft_tree
 from eagle4.errors import BadInput
 from eagle4.nn.attention import attention
 from eagle4.retrieval.shortlist import SELECTIONS, retrieve
 from eagle4.specs import DrafterSpec, EagleSpec, RetrievalSpec, TreeSpec
 from eagle4.target import cache as kv
-from eagle4.tree.grow import Frontier
+from eagle4.tree.grow import Decide, Frontier
 from eagle4.types import Commit, KVCache
 
 
 @struct.dataclass
 class EagleState:
-    """Committed rows of the layer, one entry in `cache.k` and `cache.v`, and the layer's output at the last of them."""
+    """Committed rows of the layer, one entry in `cache.k` and `cache.v`, and the layer's output at the last of them.
+
+    `waiting` are the pairs committed after those, Q places of which the first `num_committed` are filled.
+    """
 
     cache: KVCache
     output: Float[Array, "B D"]
+    waiting: Commit
 
 
 # (params, output [*T, D]) -> candidate ids and probabilities [*T, C]
@@ -51,7 +56,7 @@ class Branches(NamedTuple):
     output: Float[Array, "B W D"]
 
 
-def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
+def make(spec: DrafterSpec, tree: TreeSpec, decide: Decide) -> Drafter:
     """`params` is the tree of `eagle_net.abstract`, with the target's embedding and head (`eagle_net.borrow`)."""
     eagle = spec.eagle
     if eagle is None or eagle.layer is None:
@@ -64,29 +69,84 @@ def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
         tree = replace(tree, width=1, children=1)
     find = partial(candidates, eagle, spec.retrieval, tree)
 
+    def init(params, tokens, length):
+        # As many pairs may wait as one round can commit: the room that a row has anyway.
+        return empty(params, eagle, tokens, tree.depth + 1)
+
     def propose(params, state: EagleState, root, plan, keys):
+        state, root_q = lax.cond(plan.depth > 0, opened, unopened, params, state)
         start = Branches(*empty_rows(eagle, state, tree.depth * tree.width), wide(state.output, tree.width))
         follow = draft_step(params, eagle, state, tree, find)
-        root_q = find(params, state.output)
-        guesses, _ = draft_tree(tree, follow, start, root, root_q, keys, plan, extend)
+        guesses, _ = draft_tree(tree, follow, start, root, root_q, keys, plan, decide)
         return guesses, state
 
+    def opened(params, state):
+        state = settle(params, eagle, state)
+        return state, find(params, state.output)
+
+    def unopened(params, state):
+        """Nothing is wanted: no candidate has a probability."""
+        shapes = jax.eval_shape(find, params, state.output)
+        return state, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
     def commit(params, state: EagleState, commit: Commit, start):
-        return feed(params, eagle, state, commit, start)
+        return keep(params, eagle, state, commit, start)
 
-    return Drafter(
-        init=lambda params, tokens, length: empty(params, eagle, tokens), propose=propose, commit=commit
-    )
+    return Drafter(init=init, propose=propose, commit=commit)
 
 
-def empty(params: dict[str, Any], eagle: EagleSpec, tokens: Int32[Array, "B S"]) -> EagleState:
-    """No row committed yet, room for as many as the row's text can hold."""
+def empty(params: dict[str, Any], eagle: EagleSpec, tokens: Int32[Array, "B S"], waiting: int) -> EagleState:
+    """No row committed yet, room for as many as the row's text can hold; so many pairs may wait."""
     assert eagle.layer is not None
     batch, capacity = tokens.shape
-    dtype = params["embed"].dtype
+    dtype, taps, width = params["embed"].dtype, len(eagle.taps), target_width(params, eagle)
     return EagleState(
-        kv.allocate(eagle.layer, batch, capacity, dtype), jnp.zeros((batch, eagle.layer.hidden_size), dtype)
+        kv.allocate(eagle.layer, batch, capacity, dtype),
+        jnp.zeros((batch, eagle.layer.hidden_size), dtype),
+        Commit(
+            tokens=jnp.zeros((batch, waiting), jnp.int32),
+            num_committed=jnp.zeros(batch, jnp.int32),
+            features=jnp.zeros((batch, waiting, taps, width), dtype),
+            hidden=jnp.zeros((batch, waiting, width), dtype),
+        ),
     )
+
+
+def target_width(params: dict[str, Any], eagle: EagleSpec) -> int:
+    """How wide the target's states are, as fc reads them."""
+    return params["fc"].shape[1] // (len(eagle.taps) or 2)
+
+
+def keep(
+    params: dict[str, Any], eagle: EagleSpec, state: EagleState, commit: Commit, start: Int32[Array, " B"]
+) -> EagleState:
+    """Let a round's pairs wait, behind those that fit no more; a chunk of the prompt is fed at once."""
+    places = state.waiting.tokens.shape[1]
+    if commit.tokens.shape[1] > places:
+        return feed(params, eagle, settle(params, eagle, state), commit, start)
+    full = jnp.any(state.waiting.num_committed + commit.num_committed > places)
+    state = lax.cond(full, lambda s: settle(params, eagle, s), lambda s: s, state)
+    before, new = state.waiting.num_committed, commit.num_committed
+    place = jnp.arange(commit.tokens.shape[1])
+    place = jnp.where(place < new[:, None], before[:, None] + place, places)
+    rows = jnp.arange(len(before))[:, None]
+
+    def joined(waiting: Array, more: Array) -> Array:
+        return waiting.at[rows, place].set(more, mode="drop")
+
+    return state.replace(
+        waiting=Commit(
+            tokens=joined(state.waiting.tokens, commit.tokens),
+            num_committed=before + new,
+            features=joined(state.waiting.features, commit.features),
+            hidden=joined(state.waiting.hidden, commit.hidden),
+        )
+    )
+
+
+def settle(params: dict[str, Any], eagle: EagleSpec, state: EagleState) -> EagleState:
+    """Feed what waits."""
+    return feed(params, eagle, state, state.waiting, state.cache.length)
 
 
 def feed(
@@ -109,6 +169,7 @@ def feed(
     return EagleState(
         kv.write(state.cache, (row.k,), (row.v,), count),
         jnp.where((count > 0)[:, None], last, state.output),
+        replace(state.waiting, num_committed=jnp.zeros_like(count)),
     )
 
 

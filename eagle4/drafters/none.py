@@ -2,14 +2,15 @@
 
 import jax.numpy as jnp
 
-from eagle4.drafters.base import Drafter, Extend
+from eagle4.drafters.base import Drafter
 from eagle4.specs import DrafterSpec, TreeSpec
+from eagle4.tree.grow import Decide
 from eagle4.types import Draft
 
 
-def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
+def make(spec: DrafterSpec, tree: TreeSpec, decide: Decide) -> Drafter:
     """A drafter without parameters or state; the tree is one node whatever the envelope."""
-    del spec, tree, extend
+    del spec, tree, decide
 
     def propose(params, state, root, plan, keys):
         del params, plan, keys

@@ -10,8 +10,9 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from eagle4.drafters.base import Drafter, Extend
+from eagle4.drafters.base import Drafter
 from eagle4.specs import DrafterSpec, TreeSpec
+from eagle4.tree.grow import Decide
 from eagle4.tree.topology import ancestors, depths
 from eagle4.types import Commit, Draft, Plan
 
@@ -24,9 +25,9 @@ class History:
     length: Int32[Array, " B"]
 
 
-def make(spec: DrafterSpec, tree: TreeSpec, extend: Extend) -> Drafter:
+def make(spec: DrafterSpec, tree: TreeSpec, decide: Decide) -> Drafter:
     """A drafter whose children are deterministic picks (q = None), at most `tree.depth` deep."""
-    del extend
+    del decide
 
     def propose(params, state: History, root, plan: Plan, keys):
         del params, keys

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from eagle4.drafters.base import Extend
 from eagle4.errors import BadInput
 from eagle4.specs import TreeSpec
-from eagle4.tree.grow import Candidates, Frontier, grow, rerank, static_draft
+from eagle4.tree.grow import Candidates, Decide, Frontier, grow, rerank
 from eagle4.tree.presets import from_rank_paths, spec_of
 from eagle4.tree.sampled import sampled_draft
+from eagle4.tree.static import static_draft
 from eagle4.types import Draft, Plan
 
 # (carry, frontier) -> ids [B, W, C], probabilities [B, W, C], carry
@@ -34,7 +34,7 @@ def draft_tree(
     root_q: Candidates,
     keys: jax.Array,
     plan: Plan,
-    extend: Extend,
+    decide: Decide,
 ) -> tuple[Draft, Any]:
     """The tree of `tree.kind` under `root`, and the carry after the last level that was drafted.
 
@@ -42,21 +42,21 @@ def draft_tree(
     frontier. C is any number from tree.children to V; ids are distinct, rows sum to 1, and a candidate of
     probability 0 is never a child. `keys` [B], one per row, are spent by drawn children only.
     """
-    return KINDS[tree.kind](tree, follow, carry, root, root_q, keys, plan, extend)
+    return KINDS[tree.kind](tree, follow, carry, root, root_q, keys, plan, decide)
 
 
-def _dynamic(tree, follow, carry, root, root_q, keys, plan, extend):
+def _dynamic(tree, follow, carry, root, root_q, keys, plan, decide):
     del keys
     children = likeliest(root_q, tree.children)
-    pool, carry = grow(_picks(follow, tree.children), carry, children, tree, plan, extend)
-    return rerank(pool, root, plan.nodes, tree), carry
+    pool, carry = grow(_picks(follow, tree.children), carry, children, tree, plan, decide.extend)
+    return rerank(pool, root, decide.budget(plan, pool.score, pool.depth), tree), carry
 
 
-def _chain(tree, follow, carry, root, root_q, keys, plan, extend):
-    return _dynamic(replace(tree, width=1, children=1), follow, carry, root, root_q, keys, plan, extend)
+def _chain(tree, follow, carry, root, root_q, keys, plan, decide):
+    return _dynamic(replace(tree, width=1, children=1), follow, carry, root, root_q, keys, plan, decide)
 
 
-def _static(tree, follow, carry, root, root_q, keys, plan, extend):
+def _static(tree, follow, carry, root, root_q, keys, plan, decide):
     del keys
     if tree != spec_of(tree.paths, tree.buckets):
         need = spec_of(tree.paths)
@@ -66,12 +66,12 @@ def _static(tree, follow, carry, root, root_q, keys, plan, extend):
         )
     children = likeliest(root_q, tree.children)
     shape = from_rank_paths(tree.paths)
-    return static_draft(_picks(follow, tree.children), carry, root, children, shape, plan, extend)
+    return static_draft(_picks(follow, tree.children), carry, root, children, shape, plan, decide)
 
 
-def _sampled(tree, follow, carry, root, root_q, keys, plan, extend):
-    # `extend` may look at the scores of drawn tokens, which must not decide the shape: only the plan does.
-    del extend
+def _sampled(tree, follow, carry, root, root_q, keys, plan, decide):
+    # Decisions look at the scores of drawn tokens, which must not decide the shape: only the plan does.
+    del decide
     uniforms = row_uniforms(keys, tree.width, root_q[0].shape[-1])
     return sampled_draft(follow, carry, root, root_q, uniforms, tree, plan)
 

@@ -6,45 +6,51 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from eagle4.specs import PolicySpec, TreeSpec
+from eagle4.harness.costs import CostTable
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import TreeSpec
 from eagle4.types import Plan, RoundInfo
 
 
 class Policy(NamedTuple):
-    """Pure functions of one decision rule.
+    """Pure functions of one decision rule. A policy's numbers live in its state, as data: sweeping them compiles
+    nothing, and the functions never read the spec.
 
     init:   () -> state.
-    plan:   state -> Plan, before the round: what may not depend on this round's draws.
+    plan:   (state, costs, active [B], context) -> Plan, before the round: what may not depend on this round's draws.
+            `context` is the number of cache slots that attention reads.
     extend: (Plan, frontier scores [B, W], depth) -> bool, before each draft step: is one more level worth it?
-    update: (state, RoundInfo) -> state.
+    budget: (Plan, scores [B, M] of all drafted nodes, depth [B, M]) -> nodes to verify, the root counted.
+    update: (state, Plan, RoundInfo) -> state.
+    priced: whether it needs a cost table.
+
+    Trees of draws ask neither extend nor budget, since scores depend on the draws there.
     """
 
     init: Callable[[], Any]
-    plan: Callable[[Any], Plan]
+    plan: Callable[[Any, CostTable | None, Bool[Array, " B"], int], Plan]
     extend: Callable[[Plan, Float[Array, "B W"], Int32[Array, ""]], Bool[Array, ""]]
-    update: Callable[[Any, RoundInfo], Any]
+    budget: Callable[[Plan, Float[Array, "B M"], Int32[Array, "B M"]], Int32[Array, ""]]
+    update: Callable[[Any, Plan, RoundInfo], Any]
+    priced: bool = False
 
 
-def fixed(spec: PolicySpec, tree: TreeSpec) -> Policy:
-    """Always the same depth, width, children and node budget; 0 in the spec means the envelope's own value.
-
-    The numbers live in the state, as data, so every setting inside one envelope runs the same compiled program.
-    """
-
-    def init() -> Plan:
-        return Plan(
-            depth=jnp.int32(spec.depth or tree.depth),
-            width=jnp.int32(spec.width or tree.width),
-            children=jnp.int32(spec.children or tree.children),
-            nodes=jnp.int32(spec.nodes or tree.nodes),
-        )
-
-    return Policy(
-        init=init,
-        plan=lambda state: state,
-        extend=lambda plan, scores, depth: depth < plan.depth,
-        update=lambda state, info: state,
+def envelope(spec: PolicySpec, tree: TreeSpec) -> Plan:
+    """The spec's depth, width, children and nodes; 0 means the tree envelope's own value."""
+    return Plan(
+        depth=jnp.int32(spec.depth or tree.depth),
+        width=jnp.int32(spec.width or tree.width),
+        children=jnp.int32(spec.children or tree.children),
+        nodes=jnp.int32(spec.nodes or tree.nodes),
     )
 
 
-POLICIES = {"fixed": fixed}
+def fixed(spec: PolicySpec, tree: TreeSpec) -> Policy:
+    """Always the same depth, width, children and node budget."""
+    return Policy(
+        init=lambda: envelope(spec, tree),
+        plan=lambda state, costs, active, context: state,
+        extend=lambda plan, scores, depth: depth < plan.depth,
+        budget=lambda plan, scores, depth: plan.nodes,
+        update=lambda state, plan, info: state,
+    )

@@ -11,9 +11,10 @@ from eagle4 import text
 from eagle4.answer import seed_of
 from eagle4.decode import Params
 from eagle4.errors import BadInput
+from eagle4.policy_spec import PolicySpec
 from eagle4.prompts import Prompt
 from eagle4.serve import Request, Shape, serve
-from eagle4.specs import ModelSpec, PolicySpec, SamplingSpec, System
+from eagle4.specs import ModelSpec, SamplingSpec, System
 from eagle4.state import CHUNK
 from eagle4.text import Text
 from eagle4.train.responses import Response

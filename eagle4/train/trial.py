@@ -7,7 +7,8 @@ import numpy as np
 from eagle4 import decode, metrics
 from eagle4.decode import Params
 from eagle4.drafters import eagle_net
-from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, PolicySpec, System, TreeSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, System, TreeSpec
 from eagle4.state import CHUNK, room
 from eagle4.text import pad
 

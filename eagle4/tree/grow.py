@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from eagle4.errors import BadInput
 from eagle4.specs import TreeSpec
 from eagle4.tree import topology
-from eagle4.tree.presets import Static
 from eagle4.types import Draft, Plan, Proposal
 
 
@@ -43,24 +41,49 @@ class Frontier(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Every child drafted, in creation order; `parent` is a pool index, −1 the root; score −inf: no node."""
+    """Every child drafted, in creation order; `parent` is a pool index, −1 the root; score −inf: no node.
+
+    `levels` counts the levels that were drafted; None before growing ends.
+    """
 
     tokens: Int32[Array, "B M"]
     parent: Int32[Array, "B M"]
     depth: Int32[Array, "B M"]
     score: Float[Array, "B M"]
+    levels: Int32[Array, ""] | None = None
 
 
 Step = Callable[[Any, Frontier], tuple[Array, Array, Any]]
 Extend = Callable[[Plan, Array, Array], Array]
+Budget = Callable[[Plan, Array, Array], Array]
 Select = Callable[[Array, Array], Array]
 Candidates = tuple[Array, Array]
+
+
+class Decide(NamedTuple):
+    """What is decided while a tree grows. Both see scores of nodes, so a tree of draws may ask neither.
+
+    extend: (Plan, frontier scores [B, W], depth) -> bool, before each draft step: is one more level worth it?
+    budget: (Plan, scores [B, M] of all drafted nodes, depth [B, M]) -> nodes to verify, the root counted.
+    """
+
+    extend: Extend
+    budget: Budget
 
 
 def planned(plan: Plan, scores: Float[Array, "B W"], depth: Int32[Array, ""]) -> Bool[Array, ""]:
     """Draft one more level while the plan asks for it."""
     del scores
     return jnp.asarray(depth < plan.depth)
+
+
+def planned_nodes(plan: Plan, scores: Float[Array, "B M"], depth: Int32[Array, "B M"]) -> Int32[Array, ""]:
+    """Verify as many nodes as the plan says."""
+    del scores, depth
+    return plan.nodes
+
+
+AS_PLANNED = Decide(planned, planned_nodes)
 
 
 def grow(
@@ -83,8 +106,9 @@ def grow(
     select = select or _best(envelope.width)
     frontier, pool = _start(root_children, envelope, plan, select)
     batch, width, count = pool.tokens.shape[0], envelope.width, envelope.children
+    drafts = (plan.depth >= 1).astype(jnp.int32)
     if envelope.depth <= 1:
-        return pool, carry
+        return pool._replace(levels=drafts * envelope.depth), carry
 
     def more(state: tuple[Frontier, Pool, Any]) -> Array:
         frontier = state[0]
@@ -102,8 +126,8 @@ def grow(
         pool = _append(pool, offset, ids, parent, depth, score)
         return _frontier(select, ids, score, offset, frontier.attend, depth, plan), pool, carry
 
-    _, pool, carry = lax.while_loop(more, level, (frontier, pool, carry))
-    return pool, carry
+    frontier, pool, carry = lax.while_loop(more, level, (frontier, pool, carry))
+    return pool._replace(levels=drafts * frontier.depth), carry
 
 
 def rerank(pool: Pool, root_token: Int32[Array, " B"], nodes: Int32[Array, ""], envelope: TreeSpec) -> Draft:
@@ -116,33 +140,6 @@ def rerank(pool: Pool, root_token: Int32[Array, " B"], nodes: Int32[Array, ""], 
     return assemble(pool, slots, root_token)
 
 
-def static_draft(
-    step: Step,
-    carry: Any,
-    root_token: Int32[Array, " B"],
-    root_children: Candidates,
-    shape: Static,
-    plan: Plan,
-    extend: Extend = planned,
-) -> tuple[Draft, Any]:
-    """A tree of fixed shape (EAGLE, arXiv 2401.15077): the node of rank r takes its parent's r-th best child.
-
-    The frontier is the shape's `expanded` nodes, in an envelope of `shape.width` rows and
-    `shape.max_children` children; plan.width and plan.children are not read. With fewer plan.nodes than the
-    shape has, the best stay.
-    """
-    envelope = TreeSpec("static", shape.max_depth, shape.width, shape.max_children, len(shape.parent))
-    table, inside = _shape_tables(shape)
-    plan = plan._replace(width=jnp.int32(envelope.width), children=jnp.int32(envelope.children))
-
-    def select(scores: Array, depth: Array) -> Array:
-        return jnp.broadcast_to(jnp.asarray(table)[depth], (scores.shape[0], envelope.width))
-
-    pool, carry = grow(step, carry, root_children, envelope, plan, extend, select)
-    pool = pool._replace(score=jnp.where(jnp.asarray(inside), pool.score, -jnp.inf))
-    return rerank(pool, root_token, plan.nodes, envelope), carry
-
-
 def prune(draft: Draft, nodes: Int32[Array, ""]) -> Draft:
     """Cut a draft to `nodes` nodes, root included, in the same N slots.
 
@@ -152,7 +149,7 @@ def prune(draft: Draft, nodes: Int32[Array, ""]) -> Draft:
     size = draft.tokens.shape[1]
     live = draft.parent[:, 1:] >= 0
     score = jnp.where(live, draft.score[:, 1:], -jnp.inf)
-    pool = Pool(draft.tokens[:, 1:], draft.parent[:, 1:] - 1, draft.depth[:, 1:], score)
+    pool = Pool(draft.tokens[:, 1:], draft.parent[:, 1:] - 1, draft.depth[:, 1:], score, draft.levels)
     slots = choose(score if draft.q is None else creation_order(score), nodes, size)
     kept = assemble(pool, slots, draft.tokens[:, 0])
     if draft.q is None:
@@ -173,6 +170,7 @@ def crop(draft: Draft, rows: int) -> Draft:
         candidate=draft.candidate[:, :rows],
         score=draft.score[:, :rows],
         q=q,
+        levels=draft.levels,
     )
 
 
@@ -217,7 +215,7 @@ def _empty_pool(batch: int, envelope: TreeSpec) -> Pool:
 
 def _append(pool: Pool, offset: Array | int, ids: Array, parent: Array, depth: Array, score: Array) -> Pool:
     ids = jnp.where(score > -jnp.inf, ids, 0).astype(jnp.int32)
-    new = Pool(ids, parent.astype(jnp.int32), jnp.broadcast_to(depth, ids.shape), score)
+    new = (ids, parent.astype(jnp.int32), jnp.broadcast_to(depth, ids.shape), score)
     return Pool(*(lax.dynamic_update_slice_in_dim(a, b, offset, axis=1) for a, b in zip(pool, new)))
 
 
@@ -294,19 +292,5 @@ def assemble(pool: Pool, slots: Int32[Array, "B N1"], root_token: Int32[Array, "
         candidate=jnp.pad(kept, front),
         score=jnp.pad(take(pool.score, -jnp.inf), front),
         q=None,
+        levels=pool.levels,
     )
-
-
-def _shape_tables(shape: Static) -> tuple[np.ndarray, np.ndarray]:
-    """For each depth the level slots to expand (−1 padded), and which pool slots belong to the shape."""
-    width, count = shape.width, shape.max_children
-    table = np.full((shape.max_depth + 1, width), -1, np.int32)
-    inside = np.zeros(count * (1 + max(shape.max_depth - 1, 0) * width), bool)
-    for node, (parent, rank, depth) in enumerate(zip(shape.parent, shape.rank, shape.depth)):
-        if node == 0:
-            continue
-        slot = shape.expanded[depth - 1].index(parent) * count + rank
-        inside[slot if depth == 1 else count + (depth - 2) * width * count + slot] = True
-        if depth < shape.max_depth and node in shape.expanded[depth]:
-            table[depth, shape.expanded[depth].index(node)] = slot
-    return table, inside
