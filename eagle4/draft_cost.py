@@ -1,11 +1,13 @@
 """What a draft step of an EAGLE network costs, body and head apart, as shares of a plain decode step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eagle4 import decode
 from eagle4.drafters import eagle
@@ -13,6 +15,7 @@ from eagle4.drafters.eagle import Branches, EagleState
 from eagle4.errors import BadInput
 from eagle4.forward_cost import WARMUP, Tell, check_positions, forward_calls
 from eagle4.harness.clock import interleaved, median, spread
+from eagle4.harness.roofline import FED
 from eagle4.methods import Method
 from eagle4.specs import DrafterSpec, EagleSpec, TreeSpec
 from eagle4.target.load import Checkpoint
@@ -49,34 +52,75 @@ def draft_times(
     ]
 
 
-def parts(params: Any, drafter: DrafterSpec, context: int, n: int) -> dict[str, Callable[[], Any]]:
-    """The three parts with n rows, compiled when first called."""
+def parts(
+    params: Any, drafter: DrafterSpec, context: int, n: int, batch: int = 1
+) -> dict[str, Callable[[], Any]]:
+    """The three parts with n rows in each of `batch` sequences, compiled when first called."""
     spec = drafter.eagle
-    assert spec is not None and spec.layer is not None  # noqa: PT018
-    D, dtype = spec.layer.hidden_size, params["embed"].dtype
-    tree = TreeSpec("dynamic", depth=2, width=n, children=min(n, 8), nodes=2)
-    state = filled(params, spec, context)
-    output = jax.random.normal(jax.random.key(1), (1, n, D), dtype)
-    carry = Branches(*eagle.empty_rows(spec, state, 2 * n), output)
-    own = jnp.arange(2 * n) == jnp.arange(n)[:, None]
-    tokens = jnp.arange(1, n + 1, dtype=jnp.int32)[None]
-    frontier = Frontier(tokens, tokens - 1, tokens, jnp.zeros((1, n)), tokens > 0, jnp.int32(1), own[None])
-    width = len(spec.taps), params["fc"].shape[1] // max(len(spec.taps), 2)
-    features = jax.random.normal(jax.random.key(2), (1, n, *width), dtype)
-    pairs = Commit(tokens, jnp.array([n]), features, output)
-    start = jnp.array([context - n])
+    assert spec is not None
+    x = inputs(params, spec, context, n, batch)
     return {
-        "body": partial(decode.jit_call, partial(body, spec, tree), params, state, carry, frontier),
-        "head": partial(decode.jit_call, partial(head, drafter, tree), params, output),
-        "feed": partial(decode.jit_call, partial(feed, spec), params, state, pairs, start),
+        "body": partial(decode.jit_call, partial(body, spec, x.tree), params, x.state, x.carry, x.frontier),
+        "head": partial(decode.jit_call, partial(head, drafter, x.tree), params, x.carry.output),
+        "feed": partial(decode.jit_call, partial(feed, spec), params, x.state, x.pairs, x.start),
     }
 
 
-def filled(params: Any, spec: EagleSpec, context: int) -> EagleState:
-    """A drafter that has been fed `context` random rows."""
-    empty = eagle.empty(params, spec, jnp.zeros((1, context), jnp.int32))
-    k, v = (jax.random.normal(jax.random.key(i), empty.cache.k[0].shape, empty.output.dtype) for i in (3, 4))
-    return EagleState(KVCache((k,), (v,), jnp.array([context])), empty.output + 1)
+def step_call(params: Any, drafter: DrafterSpec, context: int, width: int, batch: int) -> Callable[[], Any]:
+    """One more level, layer and head in one program as in a round, over a frontier of `width` rows a sequence."""
+    assert drafter.eagle is not None
+    x = inputs(params, drafter.eagle, context, width, batch)
+    return partial(decode.jit_call, partial(level, drafter, x.tree), params, x.state, x.carry, x.frontier)
+
+
+def first_call(params: Any, drafter: DrafterSpec, context: int, batch: int) -> Callable[[], Any]:
+    """What precedes a round's first level: FED committed rows through the layer, and the last one's head."""
+    assert drafter.eagle is not None
+    x = inputs(params, drafter.eagle, context, FED, batch)
+    return partial(decode.jit_call, partial(opening, drafter, x.tree), params, x.state, x.pairs, x.start)
+
+
+class Inputs(NamedTuple):
+    """Random inputs of the parts: a drafter behind `context` committed rows, a frontier, and rows to feed."""
+
+    tree: TreeSpec
+    state: EagleState
+    carry: Branches
+    frontier: Frontier
+    pairs: Commit
+    start: jax.Array
+
+
+def inputs(params: Any, spec: EagleSpec, context: int, n: int, batch: int) -> Inputs:
+    assert spec.layer is not None
+    D, dtype = spec.layer.hidden_size, params["embed"].dtype
+    state = filled(params, spec, context, batch)
+    output = normal(1, (batch, n, D), dtype)
+    own = jnp.broadcast_to(jnp.arange(2 * n) == jnp.arange(n)[:, None], (batch, n, 2 * n))
+    tokens = jnp.broadcast_to(jnp.arange(1, n + 1, dtype=jnp.int32), (batch, n))
+    width = len(spec.taps), params["fc"].shape[1] // max(len(spec.taps), 2)
+    features = normal(2, (batch, n, *width), dtype)
+    return Inputs(
+        tree=TreeSpec("dynamic", depth=2, width=n, children=min(n, 8), nodes=2),
+        state=state,
+        carry=Branches(*eagle.empty_rows(spec, state, 2 * n), output),
+        frontier=Frontier(tokens, tokens - 1, tokens, jnp.zeros((batch, n)), tokens > 0, jnp.int32(1), own),
+        pairs=Commit(tokens, jnp.full(batch, n), features, output),
+        start=jnp.full(batch, context - n),
+    )
+
+
+def filled(params: Any, spec: EagleSpec, context: int, batch: int) -> EagleState:
+    """A drafter that has been fed `context` random rows, with room for no more."""
+    empty = eagle.empty(params, spec, jnp.zeros((batch, context), jnp.int32), FED)
+    k, v = (normal(i, empty.cache.k[0].shape, empty.output.dtype) for i in (3, 4))
+    cache = KVCache((k,), (v,), jnp.full(batch, context))
+    return replace(empty, cache=cache, output=empty.output + 1)
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Drawn by NumPy: JAX would compile a program for every shape."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 
 def body(spec: EagleSpec, tree: TreeSpec, params, state, carry, frontier):
@@ -90,3 +134,16 @@ def head(drafter: DrafterSpec, tree: TreeSpec, params, output):
 
 def feed(spec: EagleSpec, params, state, pairs, start):
     return eagle.feed(params, spec, state, pairs, start)
+
+
+def level(drafter: DrafterSpec, tree: TreeSpec, params, state, carry, frontier):
+    assert drafter.eagle is not None
+    carry = body(drafter.eagle, tree, params, state, carry, frontier)
+    return carry, head(drafter, tree, params, carry.output)
+
+
+def opening(drafter: DrafterSpec, tree: TreeSpec, params, state, pairs, start):
+    """The fed cache is not returned: it would be copied, where a round writes a few rows in place."""
+    assert drafter.eagle is not None
+    output = feed(drafter.eagle, params, state, pairs, start).output
+    return output, head(drafter, tree, params, output)

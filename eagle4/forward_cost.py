@@ -1,8 +1,8 @@
 """What a forward pass of the target costs here, over batch × context × nodes, beside the machine's limits."""
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,20 +23,33 @@ from eagle4.types import KVCache
 WARMUP = 2
 # The two aims: eight rows at most this much above one row, and one row above the reading of its weights.
 AIM = 1.6
+# Beside the points: reading as many bytes as the weights have.
+READ = "read"
 
 Tell = Callable[[Any], None]
 
 
+class Point(NamedTuple):
+    """Something to time: a part of `costs.CostTable` at one batch, context and size."""
+
+    part: str
+    batch: int
+    context: int
+    size: int
+
+
 def check_grid(given: dict[str, Any]) -> dict[str, list[int]]:
-    """The three lists, sorted and each value once; refuses numbers that can't be measured."""
+    """The four lists, sorted and each value once; refuses numbers that can't be measured."""
     lists = {}
-    for name in ("batch", "context", "nodes"):
+    for name in ("batch", "context", "nodes", "width"):
         values = given[name]
         if not isinstance(values, list) or not values or any(type(v) is not int or v < 1 for v in values):
             raise BadInput(f"{name} must list whole numbers of at least 1, like {name}=[1,8]; got {values}")
         lists[name] = sorted(set(values))
     if lists["nodes"][-1] > 256:
         raise BadInput(f"nodes must lie in 1..256, got {lists['nodes'][-1]}")
+    if lists["width"][-1] > 64:
+        raise BadInput(f"width must lie in 1..64, got {lists['width'][-1]}")
     if lists["nodes"][0] != 1:
         raise BadInput("nodes must contain 1, the plain decode step that ratios are taken against")
     if type(given["repeats"]) is not int or given["repeats"] < 1:
@@ -77,19 +90,17 @@ def forward_calls(
 
 
 def forward_rows(
-    model: Checkpoint, limits: Limits, batch: int, context: int, nodes: list[int], repeats: int, tell: Tell
+    model: Checkpoint, limits: Limits, seconds: Mapping[Any, Sequence[float]]
 ) -> list[dict[str, Any]]:
-    """Time, ratio to one node, and limit for every node count at one batch and context.
+    """Time, ratio to one node, and limit for every forward pass among `seconds`, by batch, context and nodes.
 
     `read_ms` is the median time of reading the weights' bytes, in turn with the forward passes.
     """
-    calls: dict[Any, Callable[[], Any]] = dict(forward_calls(model, batch, context, nodes))
-    calls["read"] = hardware.reading(hardware.weight_bytes(model.params))
-    seconds = interleaved(calls, repeats, WARMUP, progress=tell)
     itemsize = model.params["embed"].dtype.itemsize
-    base = median(seconds[1])
     rows = []
-    for n in nodes:
+    for point in (p for p in seconds if p != READ and p.part == "verify"):
+        _, batch, context, n = point
+        samples, base = seconds[point], median(seconds[point._replace(size=1)])
         limit = forward_limit_s(model.spec, batch * n, limits, context, batch, itemsize)
         rows.append(
             {
@@ -97,13 +108,13 @@ def forward_rows(
                 "context": context,
                 "nodes": n,
                 "rows": batch * n,
-                "forward_ms": 1e3 * median(seconds[n]),
-                "spread": spread(seconds[n]),
-                "ratio": median(seconds[n]) / base,
-                "read_ms": 1e3 * median(seconds["read"]),
+                "forward_ms": 1e3 * median(samples),
+                "spread": spread(samples),
+                "ratio": median(samples) / base,
+                "read_ms": 1e3 * median(seconds[READ]),
                 "limit_ms": 1e3 * limit,
-                "over_limit": median(seconds[n]) / limit,
-                "samples_ms": [1e3 * s for s in seconds[n]],
+                "over_limit": median(samples) / limit,
+                "samples_ms": [1e3 * s for s in samples],
             }
         )
     return rows
@@ -126,30 +137,34 @@ def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measure(
-    model: Checkpoint, lists: dict[str, list[int]], repeats: int, log: Tell, console: Console
-) -> tuple[Limits, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Limits, forward rows and (where `dense` has a choice) product times, under one progress bar."""
-    nodes = lists["nodes"]
-    calls = (WARMUP + repeats) * (len(nodes) + 1)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    model: Checkpoint, calls: Mapping[Point, Callable[[], Any]], repeats: int, console: Console
+) -> tuple[Limits, dict[Any, list[float]], list[dict[str, Any]]]:
+    """Limits, seconds of all `calls` and of READ, taken in turn, and (where `dense` has a choice) product times.
+
+    All under one progress bar.
+    """
+    timed: dict[Any, Callable[[], Any]] = dict(calls)
+    timed[READ] = hardware.reading(hardware.weight_bytes(model.params))
+    nodes = sorted({point.size for point in calls if point.part == "verify"})
+    with bar(console) as progress:
 
         def follow(what: str, total: int | None) -> Tell:
-            task = bar.add_task(what, total=total)
-            return lambda _: bar.advance(task)
+            task = progress.add_task(what, total=total)
+            return lambda _: progress.advance(task)
 
         limits = measured_limits(model.params["embed"].dtype, progress=follow("limits", None))
-        rows, products = [], []
-        for batch, context in ((b, c) for b in lists["batch"] for c in lists["context"]):
-            tell = follow(f"batch {batch}, context {context}", calls)
-            group = forward_rows(model, limits, batch, context, nodes, repeats, tell)
-            for row in group:
-                log({key: value for key, value in row.items() if key != "samples_ms"})
-            rows += group
+        tell = follow("passes", (WARMUP + repeats) * len(timed))
+        seconds, products = interleaved(timed, repeats, WARMUP, progress=tell), []
         if jax.default_backend() == "cpu":
             tell = follow("products", 2 * len(hardware.SHAPES) * (WARMUP + repeats) * len(nodes))
             products = hardware.product_times(model.params, nodes, repeats, WARMUP, progress=tell)
-    return limits, rows, products
+    return limits, seconds, products
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar that leaves nothing behind."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
 
 
 def warn_if_busy(console: Console) -> float | None:

@@ -41,12 +41,24 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def print_draft(name: str, draft: list[dict[str, Any]], console: Console) -> None:
+    """What a drafter's parts cost; nothing for a drafter without a network."""
+    if not draft:
+        return
+    titles = ("part", "batch", "context", "width", "ms", "spread", "of a plain decode step")
+    table = grid(f"draft parts of {name}", titles)
+    for r in draft:
+        figures = (f"{r['ms']:.2f}", f"{r['spread']:.0%}", f"{r['share']:.1%}")
+        table.add_row(r["part"], str(r["batch"]), str(r["context"]), str(r["width"]), *figures)
+    console.print(table)
+
+
 def grid(title: str, columns: Sequence[str]) -> Table:
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for name in columns:
-        named = name in ("weights", "aim")
+        named = name in ("weights", "aim", "part")
         table.add_column(name, justify="left" if named else "right", no_wrap=named)
     return table
 

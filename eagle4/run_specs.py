@@ -55,3 +55,24 @@ class DecodeSpec:
 
     def __post_init__(self) -> None:
         require(all(self.stops), f"decode.stops must be non-empty strings, got {self.stops}")
+
+
+@dataclass(frozen=True)
+class CostsSpec:
+    """Which cost table a policy decides by.
+
+    `table`: None is this machine's own, measured at start if there is none; else the path of a JSON, or
+    `hardware:<name>` for a roofline of `configs/hardware/<name>.yaml`. `force` takes a table of another machine, model
+    or version. `repeats`: timings a point when one is measured.
+    """
+
+    table: str | None = None
+    force: bool = False
+    repeats: int = 5
+
+    def __post_init__(self) -> None:
+        require(
+            self.table is None or self.table.strip() not in ("", "hardware:"),
+            f"costs.table must be null, a file, or hardware:<name>, got {self.table!r}",
+        )
+        require(self.repeats >= 1, f"costs.repeats must be at least 1, got {self.repeats}")

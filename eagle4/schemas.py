@@ -13,17 +13,10 @@ from typing import Any
 from omegaconf import MISSING
 
 from eagle4 import tracking
-from eagle4.run_specs import DataSpec, DecodeSpec, ModelSource
-from eagle4.specs import (
-    DrafterSpec,
-    EagleSpec,
-    ModelSpec,
-    PolicySpec,
-    RetrievalSpec,
-    RopeSpec,
-    SamplingSpec,
-    TreeSpec,
-)
+from eagle4.harness.roofline import HardwareSpec
+from eagle4.policy_spec import PolicySpec
+from eagle4.run_specs import CostsSpec, DataSpec, DecodeSpec, ModelSource
+from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, RetrievalSpec, RopeSpec, SamplingSpec, TreeSpec
 from eagle4.train.head import HeadSpec
 from eagle4.train.spec import ObjectiveSpec, PhaseSpec, TrainSpec
 
@@ -34,6 +27,8 @@ GROUPS: dict[str, type] = {
     "drafter": DrafterSpec,
     "tree": TreeSpec,
     "policy": PolicySpec,
+    "costs": CostsSpec,
+    "hardware": HardwareSpec,
     "decode": DecodeSpec,
     "train": TrainSpec,
     "retrieval": RetrievalSpec,

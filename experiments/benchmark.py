@@ -16,6 +16,7 @@ from eagle4 import bench, conf, metrics, report, tracking
 from eagle4.answer import Limits
 from eagle4.errors import BadInput
 from eagle4.methods import Method, build_method
+from eagle4.pricing import with_costs
 from eagle4.prompts import load_prompts
 from eagle4.summary import Sample, summarise
 from eagle4.target.hub import fetch
@@ -43,6 +44,8 @@ def main(config: DictConfig) -> None:
     turns = 1 if data.turns == "first" else max(len(p.turns) for p in prompts)
     sizes = bench.capacities(methods, words, prompts, limits, turns)
     console = Console()
+    capacities = sorted(set(sizes.values()))
+    methods, sources = with_costs(checkpoint, methods, conf.build(config.costs), [1], capacities, console)
     samples: list[Sample] = []
     with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -64,6 +67,8 @@ def main(config: DictConfig) -> None:
         finally:
             if samples:
                 finish(run, samples, methods[0].name, console, total=len(prompts))
+                for name, source in sources.items():
+                    console.print(f"{name}: {source}", style="dim", soft_wrap=True)
 
 
 def method_parts(config: DictConfig) -> list[dict]:

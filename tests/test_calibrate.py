@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kit import TINY, tiny_params
+from kit import TINY, eagle_weights, tiny_params
 from safetensors.numpy import save_file
 
-from eagle4 import conf, forward_cost
+from eagle4 import conf, cost_table, forward_cost
+from eagle4.checkpoint import Trained, save_drafter
+from eagle4.drafters import eagle_net
 from eagle4.errors import BadInput
 from eagle4.harness import clock, hardware
 from eagle4.harness.hardware import Limits, forward_limit_s, measured_limits, weight_bytes
-from eagle4.specs import ModelSpec
+from eagle4.specs import EagleSpec, ModelSpec
+from eagle4.target import load as reading
 from eagle4.target import model as target
 from eagle4.target.load import LAYER_NAMES, TOP_NAMES
 from eagle4.text import TokenizerSource
@@ -151,6 +154,7 @@ def folder(tmp_path_factory):
 def run(monkeypatch, folder, where, *overrides):
     monkeypatch.chdir(where)
     monkeypatch.setattr(hardware, "SIZES", dict.fromkeys(hardware.SIZES, (2**20, 64)))
+    monkeypatch.setattr(cost_table, "folder", lambda: where / "cache")
     command = ["calibrate", f"model.source={folder}", "tracking.wandb=disabled", *overrides]
     monkeypatch.setattr(sys, "argv", command)
     conf.run_app(calibrate.main, "calibrate")
@@ -195,6 +199,36 @@ def test_the_app_writes_what_it_measured(folder, tmp_path, monkeypatch, capsys):
     assert printed.err == ""
     assert "time(8)/time(1) ≤ 1.6" in printed.out
     assert "forward pass, batch 3, context 7" in printed.out
+    assert "draft parts" not in printed.out
+    (cached,) = tmp_path.glob("cache/*.json")
+    assert cached.read_text() == path.with_name("costs.json").read_text()
+    table, source = cost_table.read(cached, None)
+    assert source.kind == "measured"
+    medians = [row["forward_ms"] for row in result["forward"]]
+    raised = np.maximum.accumulate(np.maximum.accumulate(np.reshape(medians, (2, 2)), 0), 1)
+    np.testing.assert_allclose(table.verify.ms[:, 0], raised, rtol=1e-6)
+    assert [float(grid.ms.sum()) for grid in (table.first, table.step)] == [0, 0]
+
+
+def test_with_a_method_its_drafter_is_timed_too(folder, tmp_path, monkeypatch, capsys):
+    model = reading.load(folder)
+    spec = eagle_net.complete(EagleSpec(fc_norm=True, norm_output=True), model.spec)
+    save_drafter(
+        tmp_path / "net", Trained(spec, eagle_weights(spec, model.spec)), model.spec, model.params, ""
+    )
+    lists = ("nodes=[1]", "batch=[2]", "context=[7]", "width=[3,1]", "repeats=3")
+    run(monkeypatch, folder, tmp_path, "method=eagle3_1", f"drafter.checkpoint={tmp_path}/net", *lists)
+    (path,) = tmp_path.glob("runs/*/*/costs.json")
+    table, _ = cost_table.read(path, None)
+    assert json.loads(path.read_text())["fingerprint"]["drafter"]["name"] == "eagle"
+    assert [grid.size.tolist() for grid in table] == [[1], [1], [1, 3]]
+    assert min(float(grid.ms.min()) for grid in table) > 0
+    logged = [json.loads(line) for line in path.with_name("metrics.jsonl").read_text().splitlines()]
+    drafted = [line for line in logged if "part" in line]
+    assert [(line["part"], line["width"]) for line in drafted] == [("first", 1), ("step", 1), ("step", 3)]
+    for line in drafted:
+        assert line["share"] == pytest.approx(line["ms"] / logged[0]["forward_ms"])
+    assert "draft parts of eagle3_1" in capsys.readouterr().out
 
 
 def test_the_forward_sees_the_whole_context_and_its_own_chain(monkeypatch):
@@ -224,6 +258,9 @@ def test_the_forward_sees_the_whole_context_and_its_own_chain(monkeypatch):
         ("nodes=[1,a]", "nodes must list"),
         ("nodes=4", "nodes must list"),
         ("nodes=[1,257]", "nodes must lie in 1..256, got 257"),
+        ("width=[0]", "width must list"),
+        ("width=[65]", "width must lie in 1..64, got 65"),
+        ("method=eagle3_1", "is not a drafter checkpoint"),
         ("nodes=[2,4]", "nodes must contain 1"),
         ("repeats=-1", "repeats must be at least 1, got -1"),
         ("repeats=many", "repeats must be at least 1, got many"),
