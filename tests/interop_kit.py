@@ -3,17 +3,21 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from interop_oracle import chain_logits
 from safetensors.numpy import load_file, save_file
 
+from eagle4.drafters import eagle
 from eagle4.drafters import eagle_net as net
 from eagle4.interop import layer_ids
 from eagle4.interop.read import read_drafter
-from eagle4.nn.attention import attention
-from eagle4.specs import EagleSpec, ModelSpec
+from eagle4.nn.abstract import initialise
+from eagle4.specs import EagleSpec, ModelSpec, TreeSpec
+from eagle4.tree.grow import Frontier
+from eagle4.types import Commit
 
 V, HT, N = 24, 12, 8
 TARGET = ModelSpec("llama", V, HT, 20, N, 4, 2, 4, 64)
@@ -182,26 +186,33 @@ def override_of(case: str) -> bool | None:
     return True if layout == "sglang" and options.get("norm_output") else None
 
 
-def imported_logits(spec: EagleSpec, params) -> np.ndarray:
-    """The chain of the oracle by `eagle_net`'s functions: first rows from features, then one row a step."""
-    params, T = net.borrow(params, TARGET_PARAMS), len(FINAL)
-    features = jnp.asarray(
-        np.stack([STATES[tap] for tap in spec.taps], axis=1) if spec.taps else STATES[:1, :, None]
+def drafted(spec: EagleSpec, params) -> jax.Array:
+    """The layer's outputs of the oracle's chain, [1 + steps, D], by the drafter that decoding runs: the first rows
+    committed, then one draft step a row."""
+    T, tree = len(FINAL), TreeSpec("chain", depth=len(TOKENS) - len(FINAL))
+    taps = [STATES[tap] for tap in spec.taps] or [STATES[0]]
+    pairs = Commit(
+        tokens=jnp.asarray(TOKENS[:T], jnp.int32)[None],
+        num_committed=jnp.array([T], jnp.int32),
+        features=jnp.asarray(np.stack(taps, axis=1))[None],
+        hidden=jnp.asarray(FINAL)[None],
     )
-    fed = net.fuse(params, spec, features[None] if spec.taps else features, jnp.asarray(FINAL)[None])
-    keys, values, outputs, at = [], [], [], 0
-    while at < len(TOKENS):
-        rows = fed.shape[1]
-        positions = jnp.arange(at, at + rows, dtype=jnp.int32)[None]
-        row = net.enter(params, spec, jnp.asarray(TOKENS[at : at + rows], jnp.int32)[None], fed, positions)
-        keys, values = [*keys, row.k], [*values, row.v]
-        see = jnp.asarray(np.arange(at + rows)[None] <= np.arange(at, at + rows)[:, None])[None]
-        mixed = attention(row.q, (jnp.concatenate(keys, 2), jnp.concatenate(values, 2)), see)
-        output = net.leave(params, spec, row.residual, mixed)[:, -1:]
-        outputs.append(output)
-        fed, at = net.recurrent(params, spec, output), at + rows
-    assert at - T == 2
-    scores = np.asarray(net.logits(params, spec, jnp.concatenate(outputs, 1))[0])
+    params = net.borrow(params, TARGET_PARAMS)
+    state = eagle.empty(params, spec, jnp.zeros((1, 16), jnp.int32), 1)
+    state = eagle.feed(params, spec, state, pairs, jnp.zeros(1, jnp.int32))
+    carry = eagle.Branches(*eagle.empty_rows(spec, state, tree.depth), eagle.wide(state.output, 1))
+    outputs = [state.output]
+    for depth, token in enumerate(TOKENS[T:], 1):
+        one, seen = jnp.zeros((1, 1), jnp.int32), (jnp.arange(tree.depth) < depth)[None, None]
+        frontier = Frontier(one + token, one, one, one.astype(float), one == 0, jnp.int32(depth), seen)
+        carry = eagle.branch(params, spec, state, tree, carry, frontier)
+        outputs.append(carry.output[:, 0])
+    return jnp.concatenate(outputs)
+
+
+def imported_logits(spec: EagleSpec, params) -> np.ndarray:
+    """The oracle's logits by our network."""
+    scores = np.asarray(net.logits(net.borrow(params, TARGET_PARAMS), spec, drafted(spec, params)))
     logits = np.full((len(scores), V), -np.inf)
     logits[:, np.asarray(params.get("draft_ids", np.arange(V)))] = scores
     return logits
@@ -212,3 +223,16 @@ def agree(folder: Path, spec: EagleSpec, params, recurrence=None) -> None:
     embed, head = (np.asarray(TARGET_PARAMS[name]) for name in ("embed", "head"))
     wanted = chain_logits(folder, STATES, FINAL, TOKENS, embed, head, recurrence)
     np.testing.assert_allclose(imported_logits(spec, params), wanted, atol=1e-4, rtol=0)
+
+
+def weights(spec: EagleSpec):
+    """Random parameters, exact in bfloat16; norms and biases are not their trivial starting values."""
+    params = initialise(net.abstract(spec, TARGET), jax.random.key(3))
+    leaves, structure = jax.tree.flatten(params)
+    rng = np.random.default_rng(4)
+    noisy = [
+        jnp.asarray((np.asarray(x) + 0.2 * rng.standard_normal(x.shape)).astype(ml_dtypes.bfloat16))
+        for x in leaves
+    ]
+    params = structure.unflatten([x.astype(jnp.float32) for x in noisy])
+    return params | ({"draft_ids": jnp.array(IDS, jnp.int32)} if spec.draft_vocab == len(IDS) else {})

@@ -129,7 +129,6 @@ def test_unknown_keys_are_refused_inside_a_speculators_config_too(tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "method"),
     [
-        ("efficient_lm_head.weight", "EAGLE-4"),
         ("candidate_selector.predecessor_codebook", "DFlash 2"),
         ("model.markov_head.markov_w1.weight", "DSpark"),
         ("hidden_norm.weight", "DFlash"),

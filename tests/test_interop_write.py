@@ -7,11 +7,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import tiny_model
-from interop_kit import IDS, TARGET, TARGET_PARAMS, V, agree, imported_logits, publish
+from interop_kit import IDS, TARGET, TARGET_PARAMS, V, agree, imported_logits, publish, weights
 from safetensors.numpy import load_file
 
 from eagle4 import conf
@@ -66,19 +65,6 @@ CASES = [
     for name in specs
 ]
 SPECS = {"sglang": SGLANG, "speculators": SPECULATORS, "reference": REFERENCE}
-
-
-def weights(spec: EagleSpec):
-    """Random parameters, exact in bfloat16; norms and biases are not their trivial starting values."""
-    params = initialise(net.abstract(spec, TARGET), jax.random.key(3))
-    leaves, structure = jax.tree.flatten(params)
-    rng = np.random.default_rng(4)
-    noisy = [
-        jnp.asarray((np.asarray(x) + 0.2 * rng.standard_normal(x.shape)).astype(ml_dtypes.bfloat16))
-        for x in leaves
-    ]
-    params = structure.unflatten([x.astype(jnp.float32) for x in noisy])
-    return params | ({"draft_ids": jnp.array(IDS, jnp.int32)} if spec.draft_vocab == len(IDS) else {})
 
 
 @pytest.mark.parametrize(("layout", "name"), CASES)

@@ -1,14 +1,14 @@
 """A published drafter's `config.json` into an `EagleSpec`: a key is understood, known to be harmless, or refused."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 from eagle4.errors import BadInput
-from eagle4.interop import layer_ids
+from eagle4.interop import candidate_head, layer_ids
 from eagle4.interop.layouts import Layout
-from eagle4.specs import EagleSpec, ModelSpec
+from eagle4.specs import EagleSpec, ModelSpec, RopeSpec
 from eagle4.target.config import FULL, ONLY, SLIDING, flag, integer, known_family, model_spec
 
 TYPE, LAYER, OURS = "speculators_model_type", "transformer_layer_config", "eagle4_version"
@@ -27,6 +27,14 @@ FLAT = SHARED | SHAPE | WINDOW | {"eagle_config", "bias", "qkv_bias", OURS, "_to
 SPECULATORS = SHARED | {
     TYPE, LAYER, OURS, *layer_ids.INPUT_KEYS, "speculators_version", "speculators_config", "auto_map",
     "embed_requires_grad", "enable_sp_ulysses", "model_type",
+}  # fmt: skip
+# Options of EAGLE-4's that the network here has not.
+ABSENT = ("attn_norm", "enable_post_mlp_norm", "enable_2hs", "enable_defa")
+# `target_config` is a copy of the target's own config.
+EAGLE4 = SHAPE | {
+    *ABSENT, "sliding_window", "use_sliding_window", "layer_types", "fc_norm", "norm_output", "draft_vocab_size",
+    "target_hidden_size", "tie_word_embeddings", "eagle_config", "use_rope", "num_aux_hidden_states", "target_config",
+    candidate_head.KEY, "_torchspec_version",
 }  # fmt: skip
 # What transformers writes into every config, and what concerns training or text.
 HARMLESS = {
@@ -51,9 +59,13 @@ def eagle_spec(
 
     `norm_output` decides what the config's flag of that name leaves open, see `read.read_drafter`.
     """
+    if layout.eagle4:
+        return _eagle4_spec(config, target, norm_output)
     speculators = TYPE in config
     inner = _layer_config(config) if speculators else config
-    _refuse_unknown(config, speculators)
+    _refuse_unknown(config, SPECULATORS if speculators else FLAT)
+    if speculators:
+        _refuse_unknown(inner, SHAPE | WINDOW | {"tie_word_embeddings"}, f"{LAYER}.")
     layer = _layer(inner, speculators)
     _match_target(config, layer, target)
     vocab = config.get("draft_vocab_size")
@@ -73,10 +85,7 @@ def eagle_spec(
         f"draft_vocab_size must lie in 1..{target.vocab_size}, got {spec.draft_vocab}",
     )
     if layout.fusion == "taps":
-        _check(
-            not flag(config, "tie_word_embeddings", False),
-            "tie_word_embeddings is true, but an EAGLE-3 head is no copy of the embedding; set it to false",
-        )
+        _check_untied(config, "EAGLE-3")
         return replace(spec, taps=layer_ids.taps_of(config, speculators, target.num_layers))
     _check(not config.get("eagle_config"), "eagle_config is for EAGLE-3, but the tensors are EAGLE-1's")
     _check(
@@ -84,6 +93,45 @@ def eagle_spec(
         "draft_vocab_size: an EAGLE-1 drafter has the target's head",
     )
     return replace(spec, draft_vocab=0)
+
+
+def _eagle4_spec(config: Mapping[str, Any], target: ModelSpec, norm_output: bool | None) -> EagleSpec:
+    """EAGLE-3.1's network with a head of the whole vocabulary; `norm_output` has one meaning here."""
+    _refuse_unknown(config, EAGLE4)
+    for key in ABSENT:
+        _check(not flag(config, key, False), f"{key} = True is not supported; only False is")
+    family = config.get("model_type", "llama")
+    _check(family == "llama", f"model_type {family!r} is not supported for EAGLE-4; only llama is")
+    layer = _layer(config, False)
+    if not flag(config, "use_rope", True):
+        layer = replace(layer, rope=RopeSpec("none"))
+    _match_target(config, layer, target)
+    rows = integer(config, "draft_vocab_size", target.vocab_size)
+    _check(
+        rows == target.vocab_size,
+        f"draft_vocab_size is {rows}; an EAGLE-4 head has a row for each of the target's {target.vocab_size} ids",
+    )
+    _check_untied(config, "EAGLE-4")
+    taps = layer_ids.taps_of(config, False, target.num_layers)
+    count = integer(config, "num_aux_hidden_states", 3)
+    _check(
+        len(taps) == count, f"num_aux_hidden_states is {count}, but {layer_ids.KEY} names {len(taps)} layers"
+    )
+    return EagleSpec(
+        taps=taps,
+        fc_norm=flag(config, "fc_norm", False),
+        norm_output=flag(config, "norm_output", False) if norm_output is None else norm_output,
+        draft_vocab=rows,
+        window=_window(config, layer),
+        layer=layer,
+    )
+
+
+def _check_untied(config: Mapping[str, Any], method: str) -> None:
+    _check(
+        not flag(config, "tie_word_embeddings", False),
+        f"tie_word_embeddings is true, but an {method} head is no copy of the embedding; set it to false",
+    )
 
 
 def _layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,20 +142,14 @@ def _layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner
 
 
-def _refuse_unknown(config: Mapping[str, Any], speculators: bool) -> None:
-    parts = [("", config, SPECULATORS if speculators else FLAT)]
-    if speculators:
-        parts.append((f"{LAYER}.", config[LAYER], SHAPE | WINDOW | {"tie_word_embeddings"}))
-    for where, part, known in parts:
-        for key in part:
-            if key in known or key in HARMLESS:
-                continue
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else "remove it if it changes nothing"
-            _check(
-                key != layer_ids.KEY, f"{key} stands for output ids only inside eagle_config; move it there"
-            )
-            raise BadInput(f"config.json: unknown key {where}{key}; {hint}")
+def _refuse_unknown(config: Mapping[str, Any], known: Set[str], where: str = "") -> None:
+    for key in config:
+        if key in known or key in HARMLESS:
+            continue
+        close = difflib.get_close_matches(key, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else "remove it if it changes nothing"
+        _check(key != layer_ids.KEY, f"{key} stands for output ids only inside eagle_config; move it there")
+        raise BadInput(f"config.json: unknown key {where}{key}; {hint}")
 
 
 def _layer(config: Mapping[str, Any], speculators: bool) -> ModelSpec:
@@ -143,12 +185,13 @@ def _window(config: Mapping[str, Any], layer: ModelSpec) -> int:
         return layer.windows[0]
     if str(config.get("model_type", "llama")) != "llama":
         return 0
-    length = config.get("sliding_window") if flag(config, "use_sliding_window", True) else None
-    types = config.get("layer_types") or [FULL if length is None else SLIDING]
+    on = flag(config, "use_sliding_window", config.get("sliding_window") is not None)
+    types = config.get("layer_types") or [SLIDING if on else FULL]
     _check(types in ([FULL], [SLIDING]), f"layer_types must be [{FULL!r}] or [{SLIDING!r}], got {types!r}")
     if types == [FULL]:
         return 0
-    window = integer({"sliding_window": length}, "sliding_window")
+    _check(on, f"layer_types has {SLIDING}, but use_sliding_window or sliding_window is off")
+    window = integer(config, "sliding_window")
     _check(window > 0, f"sliding_window must be positive, got {window}")
     return window
 

@@ -1,12 +1,15 @@
-"""The `config.json` of exported drafters, as SGLang, speculators and the EAGLE-1 reference expect it."""
+"""The `config.json` of exported drafters, as SGLang, speculators, EAGLE-4 and the EAGLE-1 reference expect it."""
 
+from dataclasses import replace
 from typing import Any
 
 from eagle4 import __version__
+from eagle4.interop import candidate_head
+from eagle4.interop.candidate_head import CandidateHead
 from eagle4.interop.config import LAYER, OURS, TYPE
 from eagle4.interop.layer_ids import KEY, to_output_ids
 from eagle4.specs import EagleSpec, ModelSpec, RopeSpec
-from eagle4.target.config import FAMILIES, SLIDING
+from eagle4.target.config import FAMILIES, FULL, SLIDING
 
 # The release whose config skeleton is written.
 SPECULATORS_VERSION = "0.9.0"
@@ -69,6 +72,33 @@ def reference_config(spec: EagleSpec, target: ModelSpec) -> dict[str, Any]:
         "bias": spec.fc_bias,
         "qkv_bias": spec.layer.qkv_bias,
         OURS: __version__,
+    }
+
+
+def eagle4_config(spec: EagleSpec, target: ModelSpec, head: CandidateHead) -> dict[str, Any]:
+    """For the loaders of EAGLE-4, which refuse a key that they do not know; the layer ids are of outputs."""
+    assert spec.layer is not None
+    unknown, switch = ("hidden_act", "torch_dtype", "rope_theta", "rope_scaling"), {}
+    if spec.layer.rope.kind == "none":
+        spec, switch = replace(spec, layer=replace(spec.layer, rope=RopeSpec())), {"use_rope": False}
+    fields = {key: value for key, value in layer_config(spec, target).items() if key not in unknown}
+    if not spec.window:
+        fields |= {"sliding_window": None, "use_sliding_window": False, "layer_types": [FULL]}
+    return {
+        "architectures": [candidate_head.ARCHITECTURE],
+        **fields,
+        **switch,
+        "draft_vocab_size": spec.draft_vocab,
+        "target_hidden_size": target.hidden_size,
+        "fc_norm": spec.fc_norm,
+        "norm_output": spec.norm_output,
+        "num_aux_hidden_states": len(spec.taps),
+        "eagle_config": {KEY: to_output_ids(spec.taps), "use_aux_hidden_state": True},
+        candidate_head.KEY: {
+            "type": candidate_head.KINDS[0],
+            "rank": head.rank,
+            "num_candidates": head.candidates,
+        },
     }
 
 

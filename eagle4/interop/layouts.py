@@ -4,12 +4,13 @@ The `architectures` of a config say little: the reference calls an EAGLE-3 draft
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle4.checkpoint import named
 from eagle4.errors import BadInput
+from eagle4.interop.candidate_head import is_eagle4
 from eagle4.target.load import FLOAT_KINDS, LAYER_NAMES, Store, open_safetensors
 
 TOP = {
@@ -24,7 +25,6 @@ MAP = ("d2t", "t2d")
 EMBED = TOP["embed"]
 # Methods that are told apart by one of their tensors, before EAGLE is thought of.
 OTHERS = (
-    ("EAGLE-4", r"efficient_lm_head.*"),
     ("DFlash 2", r"candidate_selector\..*"),
     ("DSpark", r"markov_head\..*"),
     ("DFlash", r"hidden_norm\.weight"),
@@ -35,20 +35,31 @@ _KINDS = (*FLOAT_KINDS, "BOOL", "U8", "I32", "I64")
 
 
 class Layout(NamedTuple):
-    """A network and how its layer is called. `fusion` is that of `EagleSpec`."""
+    """A network and how its layer is called. `fusion` is that of `EagleSpec`.
+
+    `eagle4`: the head has a row for every id, low-rank factors may stand beside it, and the config has EAGLE-4's keys.
+    """
 
     fusion: str
     layer: str
+    eagle4: bool = False
 
 
 EAGLE1 = Layout("concat2", "layers.0")
 SGLANG = Layout("taps", "midlayer")
 SPECULATORS = Layout("taps", "layers.0")
+EAGLE4 = Layout("taps", "layers.0", eagle4=True)
 
 
-def recognise(names: Iterable[str], where: Path) -> Layout:
-    """The layout of a checkpoint with these tensors. Raises BadInput for methods that are not read yet."""
+def recognise(names: Iterable[str], config: Mapping[str, Any], where: Path) -> Layout:
+    """The layout of a checkpoint with these tensors. Raises BadInput for methods that are not read yet.
+
+    Only EAGLE-4's is known by its config too: its factors may be missing.
+    """
     names = set(names)
+    if is_eagle4(names, config):
+        midlayer = any(name.startswith("midlayer.") for name in names)
+        return EAGLE4._replace(layer="midlayer" if midlayer else "layers.0")
     for method, pattern in OTHERS:
         found = sorted(name for name in names if re.fullmatch(pattern, name))
         if found:
@@ -76,6 +87,15 @@ def _published(name: str, layout: Layout) -> str:
     if rest == "hidden_norm":
         return f"{layout.layer}.hidden_norm.weight"
     return LAYER_NAMES[rest].replace("model.layers.{i}", layout.layer)
+
+
+def with_plain_fc(store: Store) -> Store:
+    """`fc.linear.weight`, as some call it in an EAGLE-4 checkpoint, under the name `fc.weight`."""
+    other = "fc.linear.weight"
+    if other not in store.shapes or TOP["fc"] in store.shapes:
+        return store
+    shapes = {TOP["fc"] if name == other else name: shape for name, shape in store.shapes.items()}
+    return Store(store.origin, shapes, lambda name: store.read(other if name == TOP["fc"] else name))
 
 
 def open_published(folder: Path) -> Store:

@@ -1,8 +1,8 @@
-"""Published EAGLE-1, EAGLE-3 and EAGLE-3.1 drafters into our parameter tree, strict both ways."""
+"""Published EAGLE-1, EAGLE-3, EAGLE-3.1 and EAGLE-4 drafters into our parameter tree, strict both ways."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,31 @@ from eagle4.checkpoint import Trained, named
 from eagle4.drafters import eagle_net
 from eagle4.errors import BadInput
 from eagle4.interop import vocab_map
+from eagle4.interop.candidate_head import NAMES, CandidateHead, candidate_head, factor_leaves
 from eagle4.interop.config import eagle_spec
-from eagle4.interop.layouts import EMBED, MAP, TOP, open_published, published_names, recognise
+from eagle4.interop.layouts import (
+    EMBED,
+    MAP,
+    TOP,
+    Layout,
+    open_published,
+    published_names,
+    recognise,
+    with_plain_fc,
+)
 from eagle4.nn.abstract import Leaf
+from eagle4.retrieval.factors import Factors
 from eagle4.specs import EagleSpec, ModelSpec
 from eagle4.target.load import DTYPES, Store, check_tensors, read_json
+
+
+class Published(NamedTuple):
+    """What a published checkpoint holds: a drafter, low-rank factors of its head (EAGLE-4, where they are stored), and
+    what its config says of factors, stored or not."""
+
+    drafter: Trained
+    factors: Factors | None = None
+    head: CandidateHead | None = None
 
 
 def read_drafter(
@@ -27,6 +47,17 @@ def read_drafter(
     target_params: Mapping[str, Any] | None = None,
     dtype: str = "float32",
 ) -> Trained:
+    """The drafter of `read_published`, without factors."""
+    return read_published(folder, target, norm_output, target_params, dtype).drafter
+
+
+def read_published(
+    folder: Path | str,
+    target: ModelSpec,
+    norm_output: bool | None = None,
+    target_params: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+) -> Published:
     """A published drafter for this target: its complete spec and its own parameters (`eagle_net.abstract`).
 
     `norm_output` overrides the config's flag. It is needed where a config says true and no engine's name or version
@@ -41,29 +72,43 @@ def read_drafter(
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a checkpoint folder")
     config, store = read_json(folder / "config.json"), open_published(folder)
-    layout = recognise(store.shapes, folder)
+    layout, store = recognise(store.shapes, config, folder), with_plain_fc(store)
+    head, factors = None, {}
     try:
         spec = eagle_spec(config, layout, target, TOP["head"] in store.shapes, norm_output)
         tree = eagle_net.abstract(spec, target)
+        if layout.eagle4:
+            width = tree["norm"].shape[0]
+            head = candidate_head(config, width, target.vocab_size)
+            factors = factor_leaves(head, set(store.shapes), width, target.vocab_size)
     except BadInput as error:
         raise BadInput(f"{folder}: {error}") from error
     names = published_names(tree, layout)
-    _check(store, spec, target, {names[name]: leaf for name, leaf in named(tree).items()})
+    wanted = {names[name]: leaf for name, leaf in named(tree).items()} | factors
+    check_tensors(store, wanted | _beside(store, spec, target, layout, EMBED in wanted))
     if EMBED in store.shapes and "embed" not in tree:
         _compare_embedding(store, target_params)
-    values = [jnp.asarray(_weight(store, names[name]).astype(DTYPES[dtype])) for name in named(tree)]
-    params = jax.tree.unflatten(jax.tree.structure(tree), values)
-    return Trained(spec, params | _draft_ids(store, spec, target))
+
+    def parameter(name: str) -> jax.Array:
+        return jnp.asarray(_weight(store, name).astype(DTYPES[dtype]))
+
+    params = jax.tree.unflatten(jax.tree.structure(tree), [parameter(names[name]) for name in named(tree)])
+    drafter = Trained(spec, params | _draft_ids(store, spec, target))
+    read = Factors(**{field: parameter(name) for field, name in NAMES.items()}) if factors else None
+    return Published(drafter, read, head)
 
 
-def _check(store: Store, spec: EagleSpec, target: ModelSpec, wanted: Mapping[str, Leaf]) -> None:
-    """All tensors are there, none else; beside the parameters there may be a map and the target's embedding."""
+def _beside(
+    store: Store, spec: EagleSpec, target: ModelSpec, layout: Layout, own_embedding: bool
+) -> dict[str, Leaf]:
+    """What may stand beside the parameters: the target's embedding, and a map but for EAGLE-4, which has none."""
     beside = {}
-    if EMBED in store.shapes and EMBED not in wanted:
+    if EMBED in store.shapes and not own_embedding:
         beside[EMBED] = Leaf((target.vocab_size, target.hidden_size), (None, None))
-    if _reduced(spec, target) or (spec.draft_vocab and set(MAP) & set(store.shapes)):
+    mapped = spec.draft_vocab and set(MAP) & set(store.shapes) and not layout.eagle4
+    if _reduced(spec, target) or mapped:
         beside |= {"d2t": Leaf((spec.draft_vocab,), (None,)), "t2d": Leaf((target.vocab_size,), (None,))}
-    check_tensors(store, {**wanted, **beside})
+    return beside
 
 
 def _reduced(spec: EagleSpec, target: ModelSpec) -> bool:
