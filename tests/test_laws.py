@@ -6,6 +6,7 @@ target whose distribution is one token, and such a target is the same program wi
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from eagle4.decode import Params
 from eagle4.drafters import eagle
 from eagle4.drafters.eagle_net import complete
 from eagle4.errors import BadInput
+from eagle4.harness import costs
+from eagle4.harness.costs import CostTable
 from eagle4.policy_spec import PolicySpec
 from eagle4.retrieval.factors import truncated
 from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, RetrievalSpec, SamplingSpec, System, TreeSpec
@@ -38,6 +41,7 @@ class Method(NamedTuple):
     tree: TreeSpec
     verifiers: tuple[str, ...]
     weights: Callable[[], Any] = lambda: None
+    policy: str = "fixed"
 
 
 def table():
@@ -91,6 +95,16 @@ METHODS = {
         REDUCED, TreeSpec("sampled", 3, 2, 3, 10, buckets=(10,)), ("greedy", "rejection"), REDUCED_WEIGHTS
     ),
     "eagle4 dynamic": Method(FOUND, TreeSpec("dynamic", 3, 2, 3, 8, buckets=(8,)), PICKED, FOUND_WEIGHTS),
+    # At temperature > 0 picks that all rows decide together would couple the rows' texts, so law 5 is for greedy ones.
+    "marginal": Method(
+        FOUND, TreeSpec("dynamic", 3, 2, 3, 8, buckets=(1, 3, 8)), ("greedy",), FOUND_WEIGHTS, "marginal"
+    ),
+    "marginal chain": Method(
+        TOY, TreeSpec("chain", 3, 1, 1, 4, buckets=(1, 2, 4)), ("greedy",), table, "marginal"
+    ),
+    "confident": Method(
+        EAGLE3, TreeSpec("dynamic", 3, 2, 3, 8, buckets=(1, 8)), ("greedy",), EAGLE3_WEIGHTS, "confidence"
+    ),
     "eagle4 drawn": Method(
         FOUND, TreeSpec("sampled", 2, 2, 3, 8, buckets=(8,)), ("rejection",), FOUND_WEIGHTS
     ),
@@ -103,6 +117,7 @@ QUICK = {
     ("sampled", "rejection"),
     ("drawn chain", "block"),
     ("eagle3 dynamic", "greedy"),
+    ("marginal", "greedy"),
 }
 
 NEW, CAPACITY = 24, 128
@@ -162,6 +177,7 @@ def case(request) -> Case:
         MODEL,
         method.drafter,
         method.tree,
+        method.policy,
         verifier=verifier,
         sampling=SamplingSpec(temperature=0.0 if verifier == "greedy" else 1.0, seed=5),
         taps=TAPS,
@@ -170,7 +186,16 @@ def case(request) -> Case:
     # The least gap between two logits on these texts is 0.01 (checked below): e^-100 is no chance at all.
     certain = target if system.sampling.greedy else target | {"head": target["head"] * 1e4}
     texts = TEXTS[:batch]
-    return Case(system, Params(target, drafter), Params(certain, drafter), texts, plain_answers()[:batch])
+    params, sure = Params(target, drafter, prices()), Params(certain, drafter, prices())
+    return Case(system, params, sure, texts, plain_answers()[:batch])
+
+
+def prices() -> CostTable:
+    """A step costs a twentieth of a plain one, and verification climbs in stairs: some guesses pay and some do not."""
+    sizes = [1, 2, 4, 8]
+    verify = [[[10, 10.5, 12, 14]], [[12, 13, 14, 18]]]
+    part = costs.grid([1], [1], [1], [[[0.5]]])
+    return CostTable(costs.grid([1, 4], [64], sizes, verify), part, part)
 
 
 @cache
@@ -190,12 +215,18 @@ def quick_compiles():
 def play(case: Case, params: Params, texts=None, new=NEW, change=lambda state: state, most=99, **kw):
     """Decode round by round, with `change` before each: the final state and each round's RoundInfo."""
     options = {"capacity": CAPACITY, "stop_ids": NO_STOP} | kw
+    options["policy"] = replace(options.get("policy", PolicySpec()), name=case.system.policy)
     state = begin(case.system, params, texts or case.texts, new, **options)
     rounds = []
     while not bool(state.done.all()) and len(rounds) < most:
         state, history, _ = decode.generate(case.system, params, change(state), 1)
         rounds.append(jax.tree.map(lambda all_: np.asarray(all_)[0], history))
     return state, rounds
+
+
+def prefilled(case: Case, texts):
+    policy = PolicySpec(case.system.policy)
+    return begin(case.system, case.params, texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP, policy=policy)
 
 
 def test_the_greedy_continuations_have_no_near_ties():
@@ -231,7 +262,7 @@ def test_cache_and_drafter_equal_a_fresh_prefill_of_the_text(case):
 
 def agrees_with_fresh_prefill(case, state):
     texts = [t + a for t, a in zip(case.texts, answers(state))]
-    fresh = begin(case.system, case.params, [t[:-1] for t in texts], NEW, capacity=CAPACITY, stop_ids=NO_STOP)
+    fresh = prefilled(case, [t[:-1] for t in texts])
     assert state.cache.length.tolist() == [len(t) - 1 for t in texts]
     for b, text in enumerate(texts):
         told = slice(0, len(text) - 1)
@@ -262,8 +293,7 @@ def eagle_agrees_with_fresh_prefill(case, drafter, texts, fresh):
 
     drafter, fresh = settled(drafter), fresh.replace(drafter=settled(fresh.drafter))
     assert drafter.cache.length.tolist() == [len(text) - 1 for text in texts]
-    whole = begin(case.system, case.params, texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP).drafter
-    whole = settled(whole)
+    whole = settled(prefilled(case, texts).drafter)
     for b, text in enumerate(texts):
         told = slice(0, len(text) - 1)
         for mine, other in zip(drafter.cache.k + drafter.cache.v, whole.cache.k + whole.cache.v):
@@ -359,7 +389,7 @@ def phased():
 def test_phased_rounds_commit_scattered_paths_and_give_the_same_text(case):
     """Law 3 where it matters: accepted nodes that do not stand at the front. The phases are those of `generate`."""
     whole, _ = play(case, case.params)
-    state = begin(case.system, case.params, case.texts, NEW, capacity=CAPACITY, stop_ids=NO_STOP)
+    state = prefilled(case, case.texts)
     scattered = 0
     while not bool(state.done.all()):
         planned = decode.jit_plan(case.system, case.params, state)

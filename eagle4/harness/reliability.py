@@ -33,9 +33,10 @@ class Reliability(NamedTuple):
 def nothing_seen(depth: int) -> Reliability:
     """Before the first round: probabilities are believed, and each level is reached from the last one REACH of the
     time."""
-    none = jnp.zeros((max(depth, 1), BINS))
-    rounds = jnp.full(max(depth, 1), ROUNDS)
-    return Reliability(none, none, none, rounds, rounds * REACH)
+    P = max(depth, 1)
+    seen, claimed, accepted = (jnp.zeros((P, BINS)) for _ in range(3))  # apart: a donated buffer may stand once
+    tried, won = (jnp.full(P, value, jnp.float32) for value in (ROUNDS, ROUNDS * REACH))
+    return Reliability(seen, claimed, accepted, tried, won)
 
 
 def learned(spec: ReliabilitySpec, depth: int, weight: float = 200.0) -> Reliability:
