@@ -8,7 +8,7 @@ from eagle4 import text
 from eagle4.answer import Answer, Limits
 from eagle4.errors import BadInput
 from eagle4.methods import Method
-from eagle4.metrics import rounds_of
+from eagle4.metrics import predicted_of, rounds_of
 from eagle4.prompts import Prompt
 from eagle4.summary import Sample
 from eagle4.text import Text
@@ -117,6 +117,7 @@ def sample(method: Method, prompt: Prompt, turn: Turn, plain: Turn) -> Sample:
         identical=identical,
         ties=ties,
         turn=turn.number,
+        predicted_ms=None if method.params.costs is None else predicted_of(turn.answer.rounds, 0),
     )
 
 

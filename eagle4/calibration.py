@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ def counted(rounds: Sequence[RoundInfo], depth: int) -> Reliability:
     """Every verified node of recorded rounds (RoundInfo with a leading axis of rounds), nothing forgotten."""
     total = Reliability(*(jnp.zeros_like(x) for x in trust.nothing_seen(depth)))
     for info in rounds:
-        nodes = (np.asarray(x).reshape(-1, np.shape(x)[-1]) for x in (info.score, info.depth, info.taken))
-        rows = (np.asarray(x).reshape(-1) for x in (info.num_accepted, info.active))
-        if len(np.asarray(info.levels)):
-            total = trust.count(total, *map(jnp.asarray, (*nodes, *rows)), jnp.float32(1.0))
+        score, level, taken = (
+            jnp.asarray(x).reshape(-1, np.shape(x)[-1]) for x in (info.score, info.depth, info.taken)
+        )
+        accepted, active = (jnp.asarray(x).reshape(-1) for x in (info.num_accepted, info.active))
+        if len(accepted):
+            total = trust.count(total, score, level, taken, accepted, active, jnp.float32(1.0))
     return total
 
 

@@ -39,6 +39,11 @@ def rounds_of(info: RoundInfo, row: int) -> Rounds:
     return Rounds(*(column(getattr(info, name)) for name in Rounds._fields))
 
 
+def predicted_of(info: RoundInfo, row: int) -> np.ndarray:
+    """Predicted milliseconds of the rounds that row `row` took part in."""
+    return np.asarray(info.predicted_ms, np.float64)[np.asarray(info.active)[:, row]]
+
+
 def pool(requests: Sequence[Rounds]) -> Rounds:
     """All rounds of several requests as one record, so that every round weighs the same."""
     empty = np.zeros(0, np.int64)

@@ -30,7 +30,8 @@ class Sample(NamedTuple):
     `decode_s` is the wall time of those rounds, `prefill_s` the time to first token; compile time is in
     neither. `identical`: ids equal the plain decoder's, ties apart; None at T > 0. `ties`: positions where
     they part within the stated logit gap. `*_ms` are means per round of this request in the phased form, None
-    if it was not timed. `turn` numbers the turns of one conversation.
+    if it was not timed. `turn` numbers the turns of one conversation. `predicted_ms`, a number a round, is what the
+    cost table said; None without a table.
     """
 
     method: str
@@ -47,6 +48,7 @@ class Sample(NamedTuple):
     verify_ms: float | None = None
     commit_ms: float | None = None
     turn: int = 0
+    predicted_ms: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Row:
     verify_ms: float | None
     commit_ms: float | None
     round_ms: float | None
+    predicted_ms: float | None
     ttft_ms: float
     tokens_per_s: float | None
     speedup_vs_ar: float | None
@@ -142,6 +145,7 @@ def _row(method: str, category: str, own: list[Sample], baseline: dict[tuple[str
         verified_nodes=_known(ratio(rounds.verified_nodes.sum(), num_rounds)),
         **{name: _phase(own, name) for name in ("draft_ms", "verify_ms", "commit_ms")},
         round_ms=_known(1e3 * ratio(seconds, num_rounds)),
+        predicted_ms=_predicted(own),
         ttft_ms=1e3 * float(np.mean([s.prefill_s for s in own])),
         tokens_per_s=_known(ratio(sum(s.tokens for s in own), seconds)),
         speedup_vs_ar=speedup,
@@ -154,6 +158,14 @@ def _row(method: str, category: str, own: list[Sample], baseline: dict[tuple[str
 
 def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+def _predicted(samples: list[Sample]) -> float | None:
+    """Mean predicted milliseconds a round; None unless a table priced every request."""
+    priced = [s.predicted_ms for s in samples if s.predicted_ms is not None]
+    if len(priced) < len(samples) or not priced:
+        return None
+    return _known(ratio(sum(float(p.sum()) for p in priced), sum(map(len, priced))))
 
 
 def _phase(samples: list[Sample], name: str) -> float | None:

@@ -66,9 +66,7 @@ def main(config: DictConfig) -> None:
                     samples = bench.time_phases(methods, words, prompts, samples, phase_tokens, told)
         finally:
             if samples:
-                finish(run, samples, methods[0].name, console, total=len(prompts))
-                for name, source in sources.items():
-                    console.print(f"{name}: {source}", style="dim", soft_wrap=True)
+                finish(run, samples, methods[0].name, console, len(prompts), sources)
 
 
 def method_parts(config: DictConfig) -> list[dict]:
@@ -116,12 +114,16 @@ def write_rounds(path: Path, samples: list[Sample]) -> None:
         for sample in samples:
             head = {"method": sample.method, "prompt_id": sample.prompt_id, "turn": sample.turn}
             for i, row in enumerate(zip(*sample.rounds)):
-                info = {name: int(value) for name, value in zip(metrics.Rounds._fields, row)}
+                info: dict = {name: int(value) for name, value in zip(metrics.Rounds._fields, row)}
+                if sample.predicted_ms is not None:
+                    info["predicted_ms"] = round(float(sample.predicted_ms[i]), 3)
                 file.write(json.dumps(head | {"round": i} | info) + "\n")
 
 
-def finish(run: tracking.Run, samples: list, baseline: str, console: Console, total: int) -> None:
-    """Table, summary.json and plot of whatever was measured."""
+def finish(
+    run: tracking.Run, samples: list, baseline: str, console: Console, total: int, sources: dict[str, str]
+) -> None:
+    """Table, summary.json and plot of whatever was measured; where costs are from, and how far off they were."""
     rows = summarise(samples, [s for s in samples if s.method == baseline])
     report.print_table(rows, console)
     report.write_summary(rows, run.folder / "summary.json")
@@ -129,7 +131,18 @@ def finish(run: tracking.Run, samples: list, baseline: str, console: Console, to
     run.attach(run.folder / "summary.png")
     for row in rows:
         if row.category == "all":
-            fields = ("tokens_per_s", "tau", "speedup_vs_ar", "greedy_identical", "ties")
+            if row.method in sources and row.predicted_ms is not None:
+                told = f"{row.predicted_ms:.1f} ms a round predicted, {row.round_ms:.1f} taken"
+                console.print(f"{row.method}: {sources[row.method]}; {told}", style="dim", soft_wrap=True)
+            fields = (
+                "tokens_per_s",
+                "tau",
+                "speedup_vs_ar",
+                "greedy_identical",
+                "ties",
+                "predicted_ms",
+                "round_ms",
+            )
             run.summary({f"{row.method}/{field}": getattr(row, field) for field in fields})
     done = len({s.prompt_id for s in samples})
     if done < total:

@@ -134,13 +134,14 @@ def keep(
     def joined(waiting: Array, more: Array) -> Array:
         return waiting.at[rows, place].set(more, mode="drop")
 
-    return state.replace(
+    return replace(
+        state,
         waiting=Commit(
             tokens=joined(state.waiting.tokens, commit.tokens),
             num_committed=before + new,
             features=joined(state.waiting.features, commit.features),
             hidden=joined(state.waiting.hidden, commit.hidden),
-        )
+        ),
     )
 
 

@@ -98,7 +98,7 @@ def grid(batch: Any, context: Any, size: Any, ms: Any) -> Grid:
         raise BadInput("cost table: costs must be finite and at least 0; measure the table again")
     for axis in range(3):
         costs = np.maximum.accumulate(costs, axis=axis)
-    return Grid(*map(jnp.asarray, axes), jnp.asarray(costs))
+    return Grid(jnp.asarray(axes[0]), jnp.asarray(axes[1]), jnp.asarray(axes[2]), jnp.asarray(costs))
 
 
 def free() -> Grid:

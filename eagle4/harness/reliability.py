@@ -34,7 +34,9 @@ def nothing_seen(depth: int) -> Reliability:
     """Before the first round: probabilities are believed, and each level is reached from the last one REACH of the
     time."""
     P = max(depth, 1)
-    seen, claimed, accepted = (jnp.zeros((P, BINS)) for _ in range(3))  # apart: a donated buffer may stand once
+    seen, claimed, accepted = (
+        jnp.zeros((P, BINS)) for _ in range(3)
+    )  # apart: a donated buffer may stand once
     tried, won = (jnp.full(P, value, jnp.float32) for value in (ROUNDS, ROUNDS * REACH))
     return Reliability(seen, claimed, accepted, tried, won)
 

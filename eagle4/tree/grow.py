@@ -216,7 +216,7 @@ def _empty_pool(batch: int, envelope: TreeSpec) -> Pool:
 def _append(pool: Pool, offset: Array | int, ids: Array, parent: Array, depth: Array, score: Array) -> Pool:
     ids = jnp.where(score > -jnp.inf, ids, 0).astype(jnp.int32)
     new = (ids, parent.astype(jnp.int32), jnp.broadcast_to(depth, ids.shape), score)
-    return Pool(*(lax.dynamic_update_slice_in_dim(a, b, offset, axis=1) for a, b in zip(pool, new)))
+    return Pool(*(lax.dynamic_update_slice_in_dim(a, b, offset, axis=1) for a, b in zip(pool[:4], new)))
 
 
 def _frontier(
