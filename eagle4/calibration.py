@@ -45,8 +45,8 @@ def judged(taught: Reliability, rounds: Sequence[RoundInfo]) -> dict[str, list[f
 def believing(taught: Reliability, info: RoundInfo) -> RoundInfo:
     """The rounds with corrected probabilities as scores."""
     rates = trust.corrected(trust.bias(taught), jnp.asarray(info.score), jnp.asarray(info.depth))
-    return info.replace(
-        score=jnp.where(jnp.isfinite(info.score), jnp.log(jnp.maximum(rates, 1e-9)), -jnp.inf)
+    return replace(
+        info, score=jnp.where(jnp.isfinite(info.score), jnp.log(jnp.maximum(rates, 1e-9)), -jnp.inf)
     )
 
 

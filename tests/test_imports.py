@@ -18,7 +18,7 @@ FILES = {
 ORDER = """
     errors files types specs policy_spec compilation fingerprint tokenizer text prompts nn target tree sampling verify
     retrieval drafters checkpoint harness calibration state prefill decode forward_cost tree_cost answer methods
-    draft_cost round_cost cost_table watch serve record replay metrics summary bench report report_cost
+    draft_cost round_cost cost_table load_cost watch serve record replay metrics summary bench report report_cost
     report_reliability train interop tracking run_specs schemas conf pricing
 """
 FLOW = ORDER.split()

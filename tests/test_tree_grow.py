@@ -146,7 +146,7 @@ def test_levels_that_the_policy_declines_are_not_computed():
 
     @jax.jit
     def run(threshold):
-        def extend(plan, scores, depth):
+        def extend(plan, scores, depth, drafted, depths):
             seen.append((scores.shape, depth.shape))
             return (depth < plan.depth) & (depth < threshold)
 

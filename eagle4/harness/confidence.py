@@ -35,8 +35,9 @@ def confidence(spec: PolicySpec, tree: TreeSpec) -> Policy:
         del costs, context
         return state.sizes._replace(price=Doubt(jnp.log(state.threshold), active))
 
-    def extend(plan: Plan, scores, depth):
-        best = jnp.max(jnp.where(plan.price.active, scores.max(axis=1), -jnp.inf))
+    def extend(plan: Plan, frontier, depth, scores, depths):
+        del scores, depths
+        best = jnp.max(jnp.where(plan.price.active, frontier.max(axis=1), -jnp.inf))
         return (depth < plan.depth) & (best >= plan.price.log_threshold)
 
     def budget(plan: Plan, scores, depth):

@@ -4,11 +4,11 @@ A round commits A tokens and costs C. Throughput is E[A] / E[C], and the rule th
 at the τ it reaches (Dinkelbach, "On nonlinear fractional programming", 1967). Costs are counted in plain decode steps
 of this batch and context, so that plain decoding has τ = 1 and τ is the speed-up.
 
-    extend   while some number of further levels brings at least τ tokens per cost; looking LOOK levels ahead steps over
-             a cost that rises in stairs
+    extend   while up to LOOK further levels, less what their steps cost, raise the best value of the line below;
+             looking further than one level steps over a cost that rises in stairs
     budget   the n that maximises Σ_{i<n} P_i − τ·V(n), over the row counts the target is compiled for
-    rest     when drafting rounds have earned less than plain decoding would have, draft nothing for a while; each
-             failed trial doubles the while
+    rest     when drafting rounds have clearly earned less than plain decoding would have, draft nothing for a while;
+             each failed trial doubles the while
 """
 
 from typing import NamedTuple
@@ -29,8 +29,9 @@ from eagle4.types import Plan, RoundInfo
 
 LOOK = 3
 FIRST_REST, LONGEST_REST = 8, 64
-# The run's own rate starts as if it had spent so many plain steps, and earned so many tokens.
-SPENT, EARNED = 2.0, 3.0
+# Drafting rounds start as if they had spent so many plain steps and earned so many tokens; after a rest, with less.
+SPENT, EARNED = 8.0, 9.5
+SPENT_AGAIN, EARNED_AGAIN = 2.0, 2.3
 
 
 class Marginal(NamedTuple):
@@ -107,36 +108,59 @@ def marginal(spec: PolicySpec, tree: TreeSpec) -> Policy:
     return Policy(init, plan, extend, budget, update, priced=True)
 
 
-def extend(plan: Plan, scores: Float[Array, "B W"], depth: Int32[Array, ""]) -> Bool[Array, ""]:
-    """Whether the next 1, 2, … LOOK levels, at their best, bring τ tokens per cost, in the mean of the active rows.
+def extend(
+    plan: Plan,
+    frontier: Float[Array, "B W"],
+    depth: Int32[Array, ""],
+    scores: Float[Array, "B M"],
+    depths: Int32[Array, "B M"],
+) -> Bool[Array, ""]:
+    """Whether 1, 2, … LOOK levels more, at their best, are worth more than verifying what there is.
 
-    A level is expected to bring the probability that the frontier holds times how often it has been followed. Each
-    level is taken to verify one node more than the chain so far.
+    What a set of nodes is worth: the most of E[A] − τ·V(n). A further level is expected to put one node under each
+    frontier row, as likely as the row times how often that level was followed; it displaces less likely nodes.
     """
     price: Price = plan.price
-    P, N = price.reach.shape[0], price.verify.shape[0]
-    mass = trust.corrected(price.bias, scores, jnp.broadcast_to(depth, scores.shape)).sum(1)
-    mass = mean(jnp.minimum(mass, 1.0), price.active)
-    levels = jnp.arange(1, LOOK + 1)
-    follows = jnp.where(depth + levels <= P, price.reach[jnp.minimum(depth + levels, P) - 1], 0.0)
-    gain = mass * jnp.cumsum(jnp.cumprod(follows))
-    # Entry d verifies the chain of d guesses under the root.
-    verify = price.verify[jnp.minimum(depth + levels, N - 1)] - price.verify[jnp.minimum(depth, N - 1)]
+    P, most = price.reach.shape[0], price.verify.shape[0] - 1
     bar = price.tau * (1.0 + price.rise * depth.astype(jnp.float32))
-    pays = gain >= bar * (levels * price.step + verify)
-    return (depth < plan.depth) & jnp.any(pays & (follows > 0))
+    here = trust.corrected(price.bias, frontier, jnp.broadcast_to(depth, frontier.shape))
+    nodes = best(trust.corrected(price.bias, scores, depths), most)
+    now = worth(price, plan, nodes, bar)
+    pays = jnp.array(False)
+    for levels in range(1, LOOK + 1):
+        level = depth + levels
+        follows = jnp.where(level <= P, price.reach[jnp.minimum(level, P) - 1], 0.0)
+        here = here * follows
+        nodes = best(jnp.concatenate([nodes, here], axis=1), most)
+        pays |= (level <= P) & (worth(price, plan, nodes, bar) - bar * levels * price.step > now)
+    return (depth < plan.depth) & pays
 
 
 def budget(plan: Plan, scores: Float[Array, "B M"], depth: Int32[Array, "B M"]) -> Int32[Array, ""]:
     """The number of nodes, root counted, that maximises expected tokens less τ times the cost of verifying."""
     price: Price = plan.price
-    most = min(price.verify.shape[0] - 1, scores.shape[1])
-    rates = trust.corrected(price.bias, scores, depth)
-    best = lax.top_k(rates, most)[0] if most else jnp.zeros((scores.shape[0], 0))
-    tokens = jnp.cumsum(jax.vmap(mean, (1, None))(best, price.active))
-    value = jnp.concatenate([jnp.zeros(1), tokens]) - price.tau * price.verify[: most + 1]
-    allowed = jnp.arange(most + 1) < plan.nodes
-    return 1 + jnp.argmax(jnp.where(allowed, value, -jnp.inf)).astype(jnp.int32)
+    nodes = best(trust.corrected(price.bias, scores, depth), price.verify.shape[0] - 1)
+    return 1 + jnp.argmax(values(price, plan, nodes, price.tau)).astype(jnp.int32)
+
+
+def best(rates: Float[Array, "B M"], most: int) -> Float[Array, "B N1"]:
+    """The `most` largest acceptance rates of each row, largest first."""
+    count = min(most, rates.shape[1])
+    return lax.top_k(rates, count)[0] if count else rates[:, :0]
+
+
+def values(
+    price: Price, plan: Plan, rates: Float[Array, "B N1"], tau: Float[Array, ""]
+) -> Float[Array, " N"]:
+    """E[A] − τ·V(n) of verifying n = 1, 2, … nodes, in the mean of the active rows; −inf beyond plan.nodes."""
+    n = 1 + rates.shape[1]
+    tokens = jnp.cumsum(jax.vmap(mean, (1, None))(rates, price.active)) if n > 1 else jnp.zeros(0)
+    value = jnp.concatenate([jnp.zeros(1), tokens]) - tau * price.verify[:n]
+    return jnp.where(jnp.arange(n) < plan.nodes, value, -jnp.inf)
+
+
+def worth(price: Price, plan: Plan, rates: Float[Array, "B N1"], tau: Float[Array, ""]) -> Float[Array, ""]:
+    return jnp.max(values(price, plan, rates, tau))
 
 
 def best_depth(price: Price, tree: TreeSpec) -> Int32[Array, ""]:
@@ -164,16 +188,14 @@ def update(state: Marginal, plan: Plan, info: RoundInfo) -> Marginal:
     spent = jnp.where(drafted, info.predicted_ms / price.plain_ms, 0.0)
     earned, spent = keep * state.earned + tokens, keep * state.spent + spent
     losing = drafted & (earned < spent)
+    fine = drafted & (earned > 1.1 * spent) & (spent > 2 * SPENT_AGAIN)
+    longer = jnp.minimum(2 * state.next_rest, LONGEST_REST)
     return state._replace(
         acceptance=acceptance,
-        earned=earned,
-        spent=spent,
+        earned=jnp.where(losing, EARNED_AGAIN, earned),
+        spent=jnp.where(losing, SPENT_AGAIN, spent),
         rest=jnp.where(losing, state.next_rest, jnp.maximum(state.rest - 1, 0)),
-        next_rest=jnp.where(
-            drafted,
-            jnp.where(losing, jnp.minimum(2 * state.next_rest, LONGEST_REST), FIRST_REST),
-            state.next_rest,
-        ),
+        next_rest=jnp.where(losing, longer, jnp.where(fine, FIRST_REST, state.next_rest)),
     )
 
 

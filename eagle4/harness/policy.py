@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool
 
 from eagle4.harness.costs import CostTable
 from eagle4.policy_spec import PolicySpec
 from eagle4.specs import TreeSpec
+from eagle4.tree.grow import Budget, Extend, planned, planned_nodes
 from eagle4.types import Plan, RoundInfo
 
 
@@ -19,8 +20,7 @@ class Policy(NamedTuple):
     init:   () -> state.
     plan:   (state, costs, active [B], context) -> Plan, before the round: what may not depend on this round's draws.
             `context` is the number of cache slots that attention reads.
-    extend: (Plan, frontier scores [B, W], depth) -> bool, before each draft step: is one more level worth it?
-    budget: (Plan, scores [B, M] of all drafted nodes, depth [B, M]) -> nodes to verify, the root counted.
+    extend, budget: what is decided while a tree grows, see `eagle4.tree.grow.Decide`.
     update: (state, Plan, RoundInfo) -> state.
     priced: whether it needs a cost table.
 
@@ -29,8 +29,8 @@ class Policy(NamedTuple):
 
     init: Callable[[], Any]
     plan: Callable[[Any, CostTable | None, Bool[Array, " B"], int], Plan]
-    extend: Callable[[Plan, Float[Array, "B W"], Int32[Array, ""]], Bool[Array, ""]]
-    budget: Callable[[Plan, Float[Array, "B M"], Int32[Array, "B M"]], Int32[Array, ""]]
+    extend: Extend
+    budget: Budget
     update: Callable[[Any, Plan, RoundInfo], Any]
     priced: bool = False
 
@@ -50,7 +50,7 @@ def fixed(spec: PolicySpec, tree: TreeSpec) -> Policy:
     return Policy(
         init=lambda: envelope(spec, tree),
         plan=lambda state, costs, active, context: state,
-        extend=lambda plan, scores, depth: depth < plan.depth,
-        budget=lambda plan, scores, depth: plan.nodes,
+        extend=planned,
+        budget=planned_nodes,
         update=lambda state, plan, info: state,
     )

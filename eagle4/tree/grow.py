@@ -54,7 +54,7 @@ class Pool(NamedTuple):
 
 
 Step = Callable[[Any, Frontier], tuple[Array, Array, Any]]
-Extend = Callable[[Plan, Array, Array], Array]
+Extend = Callable[[Plan, Array, Array, Array, Array], Array]
 Budget = Callable[[Plan, Array, Array], Array]
 Select = Callable[[Array, Array], Array]
 Candidates = tuple[Array, Array]
@@ -63,7 +63,8 @@ Candidates = tuple[Array, Array]
 class Decide(NamedTuple):
     """What is decided while a tree grows. Both see scores of nodes, so a tree of draws may ask neither.
 
-    extend: (Plan, frontier scores [B, W], depth) -> bool, before each draft step: is one more level worth it?
+    extend: (Plan, frontier scores [B, W], its depth, scores [B, M] of all drafted nodes, their depth [B, M]) -> bool,
+            before each draft step: is one more level worth it?
     budget: (Plan, scores [B, M] of all drafted nodes, depth [B, M]) -> nodes to verify, the root counted.
     """
 
@@ -71,9 +72,15 @@ class Decide(NamedTuple):
     budget: Budget
 
 
-def planned(plan: Plan, scores: Float[Array, "B W"], depth: Int32[Array, ""]) -> Bool[Array, ""]:
+def planned(
+    plan: Plan,
+    frontier: Float[Array, "B W"],
+    depth: Int32[Array, ""],
+    scores: Float[Array, "B M"],
+    depths: Int32[Array, "B M"],
+) -> Bool[Array, ""]:
     """Draft one more level while the plan asks for it."""
-    del scores
+    del frontier, scores, depths
     return jnp.asarray(depth < plan.depth)
 
 
@@ -99,7 +106,7 @@ def grow(
 
     `root_children` are ids and log probabilities [B, K], best first. `step(carry, frontier)` returns the
     same [B, W, K] for the frontier and the new carry. Log probabilities −inf or NaN mean no child, positive
-    ones count as 0, so a child never outscores its parent. `extend(plan, frontier scores, depth)` is the
+    ones count as 0, so a child never outscores its parent. `extend` (see `Decide`) is the
     loop's predicate: a level that is not wanted is not computed. `select(level scores [B, W·K], depth)`
     returns the slots to expand, −1 for none.
     """
@@ -111,8 +118,8 @@ def grow(
         return pool._replace(levels=drafts * envelope.depth), carry
 
     def more(state: tuple[Frontier, Pool, Any]) -> Array:
-        frontier = state[0]
-        wanted = extend(plan, frontier.score, frontier.depth)
+        frontier, pool, _ = state
+        wanted = extend(plan, frontier.score, frontier.depth, pool.score, pool.depth)
         return (frontier.depth < envelope.depth) & frontier.valid.any() & wanted
 
     def level(state: tuple[Frontier, Pool, Any]) -> tuple[Frontier, Pool, Any]:
