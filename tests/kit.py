@@ -17,7 +17,7 @@ from eagle4.policy_spec import PolicySpec
 from eagle4.specs import DrafterSpec, EagleSpec, ModelSpec, SamplingSpec, System, TreeSpec
 from eagle4.target import model as target
 from eagle4.tree import topology
-from eagle4.types import Draft
+from eagle4.types import Draft, RoundInfo
 
 TINY = ModelSpec("llama", 48, 32, 48, 2, 4, 2, 8, 512)
 
@@ -191,6 +191,19 @@ def scripted(spec: DrafterSpec, tree: TreeSpec, decide) -> Drafter:
 
 
 DRAFTERS["scripted"] = scripted
+
+
+def round_info(**known) -> RoundInfo:
+    """A history of rounds [R, B] in which only the given columns matter."""
+    R, B = np.shape(known["num_accepted"])
+    rest = {
+        "levels": np.zeros(R, np.int32),
+        "score": np.full((R, B, 1), -np.inf),
+        "depth": np.zeros((R, B, 1), np.int32),
+        "taken": np.zeros((R, B, 1), bool),
+        "predicted_ms": np.full(R, np.nan),
+    }
+    return RoundInfo(**rest | known)
 
 
 def truth_table(texts, continuations, width=192) -> jax.Array:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kit import numpy_logits, plain_greedy
+from kit import numpy_logits, plain_greedy, round_info
 from tiny_model import write_model
 
 from eagle4 import answer as ask
@@ -17,7 +17,6 @@ from eagle4.policy_spec import PolicySpec
 from eagle4.specs import DrafterSpec, SamplingSpec, System, TreeSpec
 from eagle4.target.load import load
 from eagle4.text import encode_chat, load_text
-from eagle4.types import RoundInfo
 
 NEW, CAPACITY = 40, 512
 FIXED = PolicySpec()
@@ -115,7 +114,7 @@ def test_crop_keeps_the_rounds_of_the_first_ids():
     def column(*values):
         return np.array(values, np.int32)[:, None]
 
-    rounds = RoundInfo(
+    rounds = round_info(
         active=column(1, 1, 1).astype(bool),
         drafted_depth=column(4, 0, 2),
         drafted_nodes=column(4, 0, 2),

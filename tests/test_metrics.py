@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from kit import round_info
 
 from eagle4 import metrics, summary
 from eagle4.metrics import Rounds
 from eagle4.summary import Sample
-from eagle4.types import RoundInfo
 
 
 def make_rounds(depth, accepted, committed=None, nodes=None, verified=None) -> Rounds:
@@ -94,7 +94,7 @@ def test_leviathan_predictions():
 
 
 def test_history_rows_keep_only_active_rounds():
-    info = RoundInfo(
+    info = round_info(
         active=np.array([[True, True], [True, False], [True, False]]),
         drafted_depth=np.array([[3, 2], [3, 0], [1, 0]]),
         drafted_nodes=np.array([[3, 2], [3, 0], [1, 0]]),
