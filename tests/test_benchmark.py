@@ -46,7 +46,7 @@ def app(model, tmp_path, monkeypatch, capfd):
     path = write_prompts(tmp_path / "prompts.jsonl")
 
     def run(*arguments):
-        common = [f"model.source={model}", f"data.path={path}", f"data.max_new_tokens={NEW}"]
+        common = [f"model.source={model}", f"data.path={path}", f"data.max_new_tokens={NEW}", "compare=[]"]
         given = [a.partition("=")[0] for a in arguments]
         common = [c for c in common if c.partition("=")[0] not in given]
         quiet = [] if any(a.startswith("tracking.") for a in arguments) else ["tracking.wandb=disabled"]
