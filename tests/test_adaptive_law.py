@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from eagle4.drafters import tree_drafting
-from eagle4.harness import costs
+from eagle4.harness import costs, marginal
 from eagle4.harness.policies import POLICIES
 from eagle4.policy_spec import PolicySpec
 from eagle4.specs import TreeSpec
@@ -159,8 +159,11 @@ def planned(state):
 
 
 @pytest.fixture(autouse=True)
-def same_uniforms_again(monkeypatch):
+def quick_to_rest(monkeypatch):
+    """A policy whose first failure already makes it rest; and the real uniforms again afterwards."""
     monkeypatch.setattr(tree_drafting, "row_uniforms", tree_drafting.row_uniforms)
+    monkeypatch.setattr(marginal, "SPENT", 2.0)
+    monkeypatch.setattr(marginal, "EARNED", 3.0)
 
 
 def deviation(kind) -> tuple[float, dict[int, set[int]]]:

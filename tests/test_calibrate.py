@@ -260,7 +260,7 @@ def test_the_forward_sees_the_whole_context_and_its_own_chain(monkeypatch):
         ("nodes=[1,257]", "nodes must lie in 1..256, got 257"),
         ("width=[0]", "width must list"),
         ("width=[65]", "width must lie in 1..64, got 65"),
-        ("method=eagle3_1", "was trained for another model"),
+        ("method=eagle3_1", "is not a drafter checkpoint"),
         ("nodes=[2,4]", "nodes must contain 1"),
         ("repeats=-1", "repeats must be at least 1, got -1"),
         ("repeats=many", "repeats must be at least 1, got many"),

@@ -1,5 +1,6 @@
 """What the policies decide, against rules computed by hand, and the sanity of pricing (law 9)."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,15 @@ from eagle4.types import RoundInfo
 
 TREE = TreeSpec("dynamic", depth=4, width=2, children=2, nodes=8, buckets=(1, 2, 4, 8))
 BOTH = jnp.array([True, True])
+# One program each for all the draws they are tried on.
+budget, extend = jax.jit(marginal.budget), jax.jit(marginal.extend)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_single_operations():
+    """Thousands of operations one by one fill JAX's cache of programs; other tests count their own entries in it."""
+    yield
+    jax.clear_caches()
 
 
 def table(verify=(10, 11, 12, 16), step=1.0, first=1.0, batch_cost=0.0):
@@ -73,8 +83,8 @@ def test_the_budget_maximises_tokens_less_their_price(tau, active):
     chosen = set()
     for _ in range(40):
         scores = np.sort(rng.uniform(0, 1, (2, 10)) ** rng.uniform(0.3, 4), axis=1).astype(np.float32)
-        policy, _, plan = planned(PolicySpec("marginal", tau=tau), active=jnp.array(active))
-        found = int(policy.budget(plan, logs(*scores), jnp.ones((2, 10), jnp.int32)))
+        _, _, plan = planned(PolicySpec("marginal", tau=tau), active=jnp.array(active))
+        found = int(budget(plan, logs(*scores), jnp.ones((2, 10), jnp.int32)))
         assert found == best_budget(scores, active, tau, stairs, 8)
         chosen.add(found)
     assert len(chosen) > 1 or tau in (0.5, 6.0)
@@ -129,7 +139,8 @@ def known(reach):
 
 def extends(policy, plan, frontier, depth, drafted):
     depths = jnp.full(np.shape(drafted), depth, jnp.int32)
-    return bool(policy.extend(plan, logs(*frontier), jnp.int32(depth), logs(*drafted), depths))
+    call = extend if policy.extend is marginal.extend else policy.extend
+    return bool(call(plan, logs(*frontier), jnp.int32(depth), logs(*drafted), depths))
 
 
 @pytest.mark.parametrize("rise", [0.0, 0.5])
@@ -174,16 +185,20 @@ def test_rows_that_have_ended_have_no_say():
 def test_acceptance_of_nothing_ends_in_drafting_nothing():
     """Law 9: each round of a hopeless text costs more than a plain one, so the policy rests, longer and longer."""
     policy = POLICIES["marginal"](PolicySpec("marginal"), TREE)
-    state, drafted = policy.init(), []
+    planning, learning = (
+        jax.jit(policy.plan, static_argnums=3),
+        jax.jit(policy.update),
+    )  # thousands of steps else
+    prices, state, drafted = table(), policy.init(), []
     for _ in range(200):
-        plan = policy.plan(state, table(), BOTH, 64)
+        plan = planning(state, prices, BOTH, 64)
         drafts = int(plan.depth) > 0
         drafted.append(drafts)
         none, node = [[1.0, 0.3]] * 2, [[0, 1]] * 2
         round_ = info(
             [0, 0], none, node, [[False, False]] * 2, levels=int(drafts), predicted=11.0 if drafts else 10.0
         )
-        state = policy.update(state, plan, round_)
+        state = learning(state, plan, round_)
     assert sum(drafted[:10]) >= 3
     assert sum(drafted) <= 40  # what they cost more is 3 % at most where a round costs 10 % more
     assert sum(drafted[100:]) <= 10
