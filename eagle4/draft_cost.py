@@ -1,6 +1,6 @@
 """What a draft step of an EAGLE network costs, body and head apart, as shares of a plain decode step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,26 +24,29 @@ from eagle4.types import Commit, KVCache
 
 
 def draft_times(
-    model: Checkpoint, method: Method, context: int, rows: list[int], repeats: int, tell: Tell
+    model: Checkpoint, heads: Mapping[str, Method], context: int, rows: list[int], repeats: int, tell: Tell
 ) -> list[dict[str, Any]]:
-    """Median ms of a plain decode step and, for each number of rows, of the drafter's three parts.
+    """Median ms of a plain decode step and, for each number of rows, of the drafter's parts, all timed in turn.
 
-    body: the layer over a frontier of so many rows, behind `context` committed ones. head: logits of so many rows and
-    their likeliest tokens. feed: the layer over so many committed rows, as after a round. All are timed in turn.
+    `heads` are methods of one network under their heads' names. body: the layer over a frontier of so many rows, behind
+    `context` committed ones. feed: the layer over so many committed rows, as after a round. And by head, head: scores
+    of so many rows and their likeliest tokens; step: body and head in one program, as in a round.
     """
-    if method.system.drafter.eagle is None:
+    first = next(iter(heads.values()))
+    if first.system.drafter.eagle is None:
         raise BadInput(
-            f"method {method.name!r} drafts without a network; use eagle1, eagle2, eagle3 or eagle3_1"
+            f"method {first.name!r} drafts without a network; use eagle1, eagle2, eagle3 or eagle3_1"
         )
     check_positions(model.spec, context, max(rows))
     calls: dict[tuple[str, int], Callable[[], Any]] = {
         ("plain decode step", 1): forward_calls(model, 1, context, [1])[1]
     }
     for n in rows:
-        calls |= {
-            (what, n): call
-            for what, call in parts(method.params.drafter, method.system.drafter, context, n).items()
-        }
+        for name, method in heads.items():
+            made = parts(method.params.drafter, method.system.drafter, context, n)
+            if method is first:
+                calls |= {(what, n): made[what] for what in ("body", "feed")}
+            calls |= {(f"{what} {name}", n): made[what] for what in ("head", "step")}
     seconds = interleaved(calls, repeats, WARMUP, progress=tell)
     step = median(seconds["plain decode step", 1])
     return [
@@ -55,14 +58,17 @@ def draft_times(
 def parts(
     params: Any, drafter: DrafterSpec, context: int, n: int, batch: int = 1
 ) -> dict[str, Callable[[], Any]]:
-    """The three parts with n rows in each of `batch` sequences, compiled when first called."""
+    """The parts with n rows in each of `batch` sequences, compiled when first called."""
     spec = drafter.eagle
     assert spec is not None
     x = inputs(params, spec, context, n, batch)
     return {
         "body": partial(decode.jit_call, partial(body, spec, x.tree), params, x.state, x.carry, x.frontier),
-        "head": partial(decode.jit_call, partial(head, drafter, x.tree), params, x.carry.output),
         "feed": partial(decode.jit_call, partial(feed, spec), params, x.state, x.pairs, x.start),
+        "head": partial(decode.jit_call, partial(head, drafter, x.tree), params, x.carry.output),
+        "step": partial(
+            decode.jit_call, partial(level, drafter, x.tree), params, x.state, x.carry, x.frontier
+        ),
     }
 
 

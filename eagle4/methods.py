@@ -1,5 +1,6 @@
 """A method is a named choice of drafter, tree, policy and verifier, checked against the model it runs on."""
 
+import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from eagle4.drafters import DRAFTERS, eagle_net
 from eagle4.errors import BadInput
 from eagle4.harness.policies import POLICIES
 from eagle4.policy_spec import PolicySpec
-from eagle4.specs import DrafterSpec, ModelSpec, SamplingSpec, System, TreeSpec
+from eagle4.specs import DrafterSpec, ModelSpec, RetrievalSpec, SamplingSpec, System, TreeSpec
 from eagle4.tree.presets import from_rank_paths
 from eagle4.verify import VERIFIERS
 
@@ -43,14 +44,7 @@ def build_method(
     _known("drafter.name", drafter.name, DRAFTERS)
     _known("policy.name", policy.name, POLICIES)
     _known("verifier", verifier, VERIFIERS)
-    for field in ("depth", "width", "children", "nodes"):
-        most, wanted = getattr(tree, field), getattr(policy, field)
-        if wanted < 0:
-            raise BadInput(f"policy.{field}={wanted} is negative; 0 means tree.{field}")
-        if wanted > most:
-            raise BadInput(
-                f"policy.{field}={wanted} is outside the tree envelope; raise tree.{field} from {most}"
-            )
+    check_envelope(tree, policy)
     if policy.calibration is not None:
         policy = replace(policy, reliability=load_reliability(policy.calibration))
     if tree.kind == "static":
@@ -85,17 +79,44 @@ def build_method(
     return Method(name, system, policy, Params(params, network))
 
 
+def with_head(drafter: DrafterSpec, head: str) -> DrafterSpec:
+    """The drafter with the head of this name: own (the checkpoint's), full (the whole vocabulary), or
+    r<rank>c<candidates> (retrieval)."""
+    found = re.fullmatch(r"r(\d+)c(\d+)", head)
+    if head not in ("own", "full") and not found:
+        raise BadInput(f"head {head!r} is not known; use own, full, or r<rank>c<candidates> like r64c256")
+    retrieval = RetrievalSpec(int(found[1]), int(found[2])) if found else None
+    return replace(drafter, retrieval=retrieval, full_head=head == "full")
+
+
+def check_envelope(tree: TreeSpec, policy: PolicySpec) -> None:
+    """Raises BadInput for a policy that asks for more than its tree can hold."""
+    for field in ("depth", "width", "children", "nodes"):
+        most, wanted = getattr(tree, field), getattr(policy, field)
+        if wanted < 0:
+            raise BadInput(f"policy.{field}={wanted} is negative; 0 means tree.{field}")
+        if wanted > most:
+            raise BadInput(
+                f"policy.{field}={wanted} is outside the tree envelope; raise tree.{field} from {most}"
+            )
+
+
 def _with_network(drafter: DrafterSpec, model: ModelSpec, params: Any) -> tuple[DrafterSpec, Any]:
     """The drafter as its checkpoint says it is, and its weights beside the target's embedding and head."""
     if drafter.checkpoint is None:
         raise BadInput("drafter.name=eagle needs a trained network; give drafter.checkpoint=<folder>")
     trained = load_drafter(drafter.checkpoint, model, params)
     spec, own, retrieval = trained.spec, trained.params, drafter.retrieval
-    if retrieval is None:
-        return replace(drafter, eagle=spec), eagle_net.borrow(own, params)
-    if spec.target_rows:  # factors search the whole vocabulary: a list of frequent tokens plays no part
+    if drafter.full_head and spec.own_head:
+        raise BadInput(
+            "drafter.full_head needs a checkpoint that scores with the target's rows, not a head of its own"
+        )
+    if spec.target_rows and (drafter.full_head or retrieval):
+        # The whole vocabulary is scored or searched: a list of frequent tokens plays no part.
         spec = replace(spec, draft_vocab=0, target_rows=False)
         own = {name: value for name, value in own.items() if name != "draft_ids"}
+    if retrieval is None:
+        return replace(drafter, eagle=spec), eagle_net.borrow(own, params)
     network = eagle_net.borrow(own, params)
     head = network["head"]
     if retrieval.candidates > head.shape[0]:

@@ -1,6 +1,6 @@
 """Which cost table a method's rounds are priced by: this machine's own, a file, or a roofline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
@@ -26,12 +26,11 @@ def table_for(
     model: Checkpoint,
     method: Method,
     spec: CostsSpec,
-    batch: Sequence[int],
-    context: Sequence[int],
+    lists: Mapping[str, Sequence[int]],
     console: Console,
 ) -> tuple[CostTable, Source]:
-    """The table that `spec` names, for these batch and cache sizes. Raises BadInput as its reader does."""
-    lists = lists_for(method.system.tree, batch, context)
+    """The table that `spec` names, over the points of `lists` (round_cost.lists_for) if it is made for this. Raises
+    BadInput as its reader does."""
     drafter = method.system.drafter
     if spec.table is None:
         return cost_table.cached(model, method, lists, spec.repeats, console)
@@ -59,7 +58,8 @@ def with_costs(
     found, sources = [], {}
     for method in methods:
         if priced(method) or (spec.table is not None and method.system.drafter.name == "eagle"):
-            table, source = table_for(model, method, spec, batch, context, console)
+            lists = lists_for(method.system.tree, batch, context)
+            table, source = table_for(model, method, spec, lists, console)
             method = method._replace(params=method.params._replace(costs=table))
             sources[method.name] = cost_table.describe(source)
         found.append(method)

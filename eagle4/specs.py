@@ -238,7 +238,8 @@ class DrafterSpec:
 
     `min_ngram`, `max_ngram`: suffix lengths that prompt lookup tries. `matches`: how many different earlier
     occurrences may branch from the root. `checkpoint`: folder of a trained drafter, which decides `eagle`. `retrieval`:
-    find candidates with the checkpoint's low-rank factors instead of scoring the whole head.
+    find candidates with the checkpoint's low-rank factors instead of scoring the whole head. `full_head`: score the
+    target's whole vocabulary where the checkpoint lists the ids that it scores.
     """
 
     name: str = "none"
@@ -248,6 +249,7 @@ class DrafterSpec:
     checkpoint: str | None = None
     eagle: EagleSpec | None = None
     retrieval: RetrievalSpec | None = None
+    full_head: bool = False
 
     def __post_init__(self) -> None:
         require(

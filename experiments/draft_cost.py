@@ -1,6 +1,7 @@
 """Time of a draft step, body and head apart, beside a plain decode step of the real model.
 
 python -m experiments.draft_cost method=eagle3_1 rows=[1,4,8]
+python -m experiments.draft_cost method=eagle4 heads=[full,own,r64c256]
 """
 
 import json
@@ -15,7 +16,7 @@ from eagle4 import conf, tracking
 from eagle4.draft_cost import draft_times
 from eagle4.errors import BadInput
 from eagle4.files import write_atomic
-from eagle4.methods import build_method
+from eagle4.methods import build_method, with_head
 from eagle4.specs import SamplingSpec
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
@@ -35,14 +36,22 @@ def main(config: DictConfig) -> None:
     model = load(fetch(source.source), source.dtype)
     drafter, tree, policy = (conf.build(config[key]) for key in ("drafter", "tree", "policy"))
     target = model.spec, SamplingSpec(), model.params
-    method = build_method(config.name, drafter, tree, policy, config.verifier, *target)
+    named = (
+        {config.name: drafter} if config.heads is None else {h: with_head(drafter, h) for h in config.heads}
+    )
+    methods = {
+        name: build_method(config.name, each, tree, policy, config.verifier, *target)
+        for name, each in named.items()
+    }
     with (
         tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run,
         Progress(console=console, transient=True) as progress,
     ):
-        bar = progress.add_task("timing", total=(config.repeats + 2) * (1 + 3 * len(rows)))
+        bar = progress.add_task(
+            "timing", total=(config.repeats + 2) * (1 + (2 + 2 * len(methods)) * len(rows))
+        )
         timed = draft_times(
-            model, method, config.context, rows, config.repeats, lambda _: progress.advance(bar)
+            model, methods, config.context, rows, config.repeats, lambda _: progress.advance(bar)
         )
         for row in timed:
             run.log(row)

@@ -39,16 +39,31 @@ def test_all_parts_are_timed_beside_a_plain_step(tmp_path, monkeypatch, name):
     rows = json.loads(path.read_text())
     assert [(r["what"], r["rows"]) for r in rows] == [
         ("plain decode step", 1),
-        *((what, n) for n in (1, 4) for what in ("body", "head", "feed")),
+        *((what, n) for n in (1, 4) for what in ("body", "feed", f"head {name}", f"step {name}")),
     ]
     for row in rows:
         assert row["share"] == pytest.approx(row["ms"] / rows[0]["ms"])
+
+
+def test_heads_are_timed_side_by_side_in_one_run(tmp_path, monkeypatch):
+    run(
+        monkeypatch,
+        tmp_path,
+        "method=eagle3_1",
+        "drafter.checkpoint=eagle3_1",
+        "heads=[own,full]",
+        "rows=[2]",
+    )
+    (path,) = tmp_path.glob("runs/*/*/draft_cost.json")
+    named = [r["what"] for r in json.loads(path.read_text())]
+    assert named == ["plain decode step", "body", "feed", "head own", "step own", "head full", "step full"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["method=prompt_lookup"], "method 'prompt_lookup' drafts without a network; use eagle1"),
+        (["drafter.checkpoint=eagle3_1", "heads=[tall]"], "head 'tall' is not known; use own, full"),
         (["rows=[0]"], "rows must list whole numbers in 1..64"),
         (
             ["rows=[32]", "drafter.checkpoint=eagle3_1"],
