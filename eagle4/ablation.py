@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from eagle4.calibration import load_reliability
 from eagle4.errors import BadInput
 from eagle4.harness import costs as cost
 from eagle4.harness.costs import CostTable
@@ -55,21 +56,24 @@ class Outcome(NamedTuple):
     by_answer: tuple[float, ...] = ()
 
 
-def expand(base: Setting, grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """All combinations of a grid such as {"policy.tau": [0, 1], "tree.nodes": [4, 8], "head": ["own"]} over `base`.
+def expand(base: Setting, grids: Sequence[Mapping[str, Sequence[Any]]]) -> list[Setting]:
+    """The combinations of every grid such as {"policy.tau": [0, 1], "tree.nodes": [4, 8]} over `base`; `base` alone if
+    there is no grid.
 
     Raises BadInput for an unknown key and for an empty list.
     """
+    return [setting for grid in grids or [{}] for setting in combinations(base, grid)]
+
+
+def combinations(base: Setting, grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """Every combination of one grid's values."""
     known = {
-        "head",
         *(f"tree.{f.name}" for f in fields(TreeSpec)),
         *(f"policy.{f.name}" for f in fields(PolicySpec)),
     }
     for key, values in grid.items():
         if key not in known:
-            raise BadInput(
-                f"grid key {key!r} is not known; use head, or a field of tree or policy, like policy.tau"
-            )
+            raise BadInput(f"grid key {key!r} is not known; use a field of tree or policy, like policy.tau")
         if not isinstance(values, (list, tuple)) or not values:
             raise BadInput(f"grid.{key} must list at least one value, got {values!r}")
     settings = []
@@ -77,9 +81,9 @@ def expand(base: Setting, grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
         chosen = dict(zip(grid, values))
         tree = replace(base.tree, **part_of(chosen, "tree."))
         policy = replace(base.policy, **part_of(chosen, "policy."))
-        settings.append(
-            Setting(chosen.get("head", base.head), tree, policy, (*base.overrides, *chosen.items()))
-        )
+        if policy.calibration is not None:
+            policy = replace(policy, reliability=load_reliability(policy.calibration))
+        settings.append(Setting(base.head, tree, policy, (*base.overrides, *chosen.items())))
     return settings
 
 

@@ -1,13 +1,14 @@
 """Judge policies, trees, heads and hardware on a recording: no decoding, exact rounds, costs of any table.
 
 python -m experiments.replay method=eagle4
-python -m experiments.replay 'grid={policy.tau: [0, 1, 1.5], policy.nodes: [4, 8]}'
+python -m experiments.replay 'grid=[{policy.tau: [0, 1, 1.5], policy.nodes: [4, 8]}]'
 python -m experiments.replay costs.table=hardware:h200 batch=64
 python -m experiments.replay -m +experiment=ablate_depth_width
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from omegaconf import DictConfig
@@ -25,6 +26,7 @@ from eagle4.methods import Method
 from eagle4.pricing import table_for
 from eagle4.recording import About, Variant
 from eagle4.round_cost import lists_for
+from eagle4.specs import TreeSpec
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
 from experiments.record import method_with
@@ -43,7 +45,7 @@ def main(config: DictConfig) -> dict:
     if type(batch) is not int or batch < 1:
         raise BadInput(f"batch must be a whole number of at least 1, got {batch}")
     about, answers = read(settings["recording"])
-    base = Setting(settings["head"], tree, policy)
+    base = Setting(settings["head"], shaped(tree, settings["shape"]), policy)
     chosen = ablation.expand(base, settings["grid"])
     for setting in chosen:
         ablation.variant_of(setting, about)
@@ -51,7 +53,7 @@ def main(config: DictConfig) -> dict:
     model = checkpoint(config.model.source, config.model.dtype)
     method = method_with(settings, base.head, model, sampling)
     belongs(about, method, base.head, settings["recording"])
-    context = ablation.contexts(answers, about.new_tokens, tree, CAPACITY_STEP)
+    context = ablation.contexts(answers, about.new_tokens, base.tree, CAPACITY_STEP)
     table, source = table_for(
         model, method, conf.build(config.costs), points([*chosen, *fixed], batch, context), console
     )
@@ -74,6 +76,15 @@ def main(config: DictConfig) -> dict:
     show(found, len(chosen), console, f"{len(answers)} answers, batch {batch}; {told}")
     console.print(f"run folder: {folder}", soft_wrap=True)
     return figures
+
+
+def shaped(tree: TreeSpec, shape: list[int] | None) -> TreeSpec:
+    """The tree with another frontier width and number of children."""
+    if shape is None:
+        return tree
+    if len(shape) != 2:
+        raise BadInput(f"shape must be a width and a number of children, like shape=[2,3]; got {shape}")
+    return replace(tree, width=shape[0], children=shape[1])
 
 
 def belongs(about: About, method: Method, head: str, where: str) -> None:

@@ -22,6 +22,7 @@ from eagle4.errors import BadInput
 from eagle4.files import write_atomic
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
+from eagle4.text import decode, load_text
 from eagle4.train import batches, features, head_study
 
 
@@ -64,6 +65,9 @@ def main(config: DictConfig) -> None:
             path = save_factors(drafter.checkpoint, factors, trained.params)
             console.print(f"{path}", soft_wrap=True)
     console.print(table(rows, retrieval.rank, retrieval.candidates))
+    words, listed = load_text(model.tokenizer), next(row["missed"] for row in rows if "missed" in row)
+    missed = ", ".join(repr(decode(words, [token])) for token in listed) or "none"
+    console.print(f"tokens that the longest list misses most often: {missed}", highlight=False, soft_wrap=True)
 
 
 def table(rows: list[dict[str, Any]], rank: int, candidates: int) -> Table:

@@ -72,8 +72,21 @@ def test_a_fixed_list_is_the_frequent_tokens():
     test = head_study.States(STATES, np.zeros(N, np.int32))
     found = head_study.fixed_list(jnp.asarray(HEAD), counts, 25, test)
     best = (STATES @ HEAD.T).argmax(1)
-    assert found["states"] == N
-    assert found["top1"] == pytest.approx((best < 25).mean(), abs=1e-6)
+    np.testing.assert_array_equal(found.top1, best < 25)
+    np.testing.assert_array_equal(found.token, best)
+
+
+def test_what_a_list_misses_is_told_most_often_missed_first():
+    counts = np.arange(V)[::-1]
+    found = head_study.fixed_list(
+        jnp.asarray(HEAD), counts, 25, head_study.States(STATES, np.zeros(N, np.int32))
+    )
+    rows = head_study.by_frequency(found, counts)
+    best = (STATES @ HEAD.T).argmax(1)
+    often = np.bincount(best[best >= 25], minlength=V)
+    assert rows[-1]["missed"][0] == often.argmax()
+    assert set(rows[-1]["missed"]) <= set(best[best >= 25].tolist())
+    assert sum(r["states"] for r in rows) == N
 
 
 @pytest.mark.parametrize(

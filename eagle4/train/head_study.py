@@ -20,6 +20,8 @@ from eagle4.train.start import draft_vocabulary
 from eagle4.train.step import jit_coverage, jit_covered, jit_head_update, jit_states
 
 ROWS, LENGTH, AT_ONCE = 4, 512, 512
+LISTS = (2048, 8192)
+MISSED = 12
 
 Told = Callable[[str, int, int], None]
 
@@ -37,8 +39,8 @@ def study(
     """The trained factors, and what each finder covers on held-out states: rows of what, top1, top_k, mass, states.
 
     `sizes`: states to fit on, held-out ones to judge by, depths to unroll. Finders: a fixed list of the most frequent
-    tokens as long as the shortlist, plain SVD, SVD weighted by frequency, whitened SVD, and the last one trained; the
-    trained one also by depth and by frequency band.
+    tokens as long as the shortlist and as LISTS, plain SVD, SVD weighted by frequency, whitened SVD, and the last one
+    trained; the trained one also by depth and by frequency band, the longest list by frequency band.
     """
     number, judged, steps = sizes
     fit = gather(params, spec, batches.training(store, LENGTH, ROWS), number, steps, told)
@@ -55,17 +57,31 @@ def study(
     trained = train(fitted, head, params["head"], fit.state, told)
     if head.steps:
         finders[f"whitened, then trained ({head.loss})"] = trained
-    rows = [fixed_list(params["head"], counts, retrieval.candidates, test)]
+    rows = []
+    listed = None
+    for size in sorted({retrieval.candidates, *(n for n in LISTS if n < len(counts))}):
+        listed = fixed_list(params["head"], counts, size, test)
+        rows.append(row(f"a fixed list of {size} frequent tokens", listed, np.ones(len(test.depth), bool)))
+    assert listed is not None
+    rows += by_frequency(listed, counts)
     judgement = None
     for name, factors in finders.items():
         judgement = judge(factors, params["head"], test.state, retrieval)
         rows.append(row(name, judgement, np.ones(len(test.depth), bool)))
     assert judgement is not None
     rows += [row(f"  step {j}", judgement, test.depth == j) for j in range(steps)]
-    band = bands(counts, np.asarray(judgement.token))
+    return trained, rows + by_frequency(judgement, counts)
+
+
+def by_frequency(found: Coverage, counts: np.ndarray) -> list[dict[str, Any]]:
+    """A finder's rows by how frequent the best token is; the last one has the tokens that were missed most often."""
+    tokens = np.asarray(found.token)
+    band = bands(counts, tokens)
     names = "the 256 most frequent", "up to 2048", "up to 8192", "rarer"
-    rows += [row(f"  best token among {name}", judgement, band == i) for i, name in enumerate(names)]
-    return trained, rows
+    rows = [row(f"  best token among {name}", found, band == i) for i, name in enumerate(names)]
+    missed, often = np.unique(tokens[~np.asarray(found.top1, bool)], return_counts=True)
+    rows[-1]["missed"] = missed[np.argsort(-often, kind="stable")][:MISSED].tolist()
+    return rows
 
 
 def gather(
@@ -111,12 +127,11 @@ def judge(factors: Factors, head: jax.Array, states: np.ndarray, retrieval: Retr
     return whole(parts, len(states))
 
 
-def fixed_list(head: jax.Array, counts: np.ndarray, size: int, test: States) -> dict[str, Any]:
+def fixed_list(head: jax.Array, counts: np.ndarray, size: int, test: States) -> Coverage:
     """FR-Spec's way (arXiv 2502.14856): the same frequent tokens for every state."""
     ids = jnp.asarray(draft_vocabulary(counts, size))
     parts = [jit_covered(ids, head, jnp.asarray(padded)) for padded in chunks(test.state)]
-    found = whole(parts, len(test.state))
-    return row(f"a fixed list of {size} frequent tokens", found, np.ones(len(test.state), bool))
+    return whole(parts, len(test.state))
 
 
 def whole(parts: list[Coverage], number: int) -> Coverage:
