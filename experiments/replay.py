@@ -45,7 +45,7 @@ def main(config: DictConfig) -> dict:
     if type(batch) is not int or batch < 1:
         raise BadInput(f"batch must be a whole number of at least 1, got {batch}")
     about, answers = read(settings["recording"])
-    base = Setting(settings["head"], shaped(tree, settings["shape"]), policy)
+    base = Setting(settings["drafter_head"], shaped(tree, settings["shape"]), policy)
     chosen = ablation.expand(base, settings["grid"])
     for setting in chosen:
         ablation.variant_of(setting, about)
