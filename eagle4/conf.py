@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from eagle4 import tracking
+from eagle4 import sweeps, tracking
 from eagle4.compilation import keep_compiled
 from eagle4.errors import BadInput
 from eagle4.schemas import GROUPS, SPECS, schema
@@ -42,6 +42,7 @@ def register() -> None:
     """Puts the schemas into Hydra's ConfigStore as `<group>/schema`, and the resolvers that configs use."""
     for group, spec in GROUPS.items():
         ConfigStore.instance().store(name="schema", group=group, node=schema(spec), provider="eagle4")
+    OmegaConf.register_new_resolver("scale", lambda count, share: max(1, round(count * share)), replace=True)
     OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_new_resolver("slug", slug, replace=True)
     OmegaConf.register_new_resolver("basename", lambda path: Path(path).name, replace=True)
@@ -215,7 +216,11 @@ def main_guard(task: Callable[[DictConfig], Any], failures: list[int]) -> Callab
             job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)}): "
             print(f"{job}{folder}", file=sys.stderr)
         try:
-            return task(config)
+            multirun = hydra_config.mode == RunMode.MULTIRUN
+            if multirun and (figures := sweeps.finished_before(folder)) is not None:
+                return sweeps.objectives(config, figures)
+            figures = sweeps.keep_results(folder, task(config))
+            return sweeps.objectives(config, figures) if multirun else None
         except KeyboardInterrupt:
             kept = tracking.count_records(folder)
             print(f"\ninterrupted: {job}kept {kept} record{'s' * (kept != 1)} in {folder}", file=sys.stderr)
@@ -244,7 +249,9 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # A cluster ends a job with SIGTERM: let it keep what it has, as an interrupt does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sweeps.ENDED.clear()
     try:
+        sys.argv = sweeps.take_resume(sys.argv)
         register()
         keep_compiled()
         hydra.main(_config_dir(), config_name, "1.3")(main_guard(task, failures))()
@@ -261,5 +268,7 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-    if failures:
-        sys.exit(min(failures))
+    # Jobs of a sweep may have run in other processes; a single run's failure is known here.
+    status = sweeps.verdict(sweeps.ENDED) if sweeps.ENDED else min(failures, default=0)
+    if status:
+        sys.exit(status)

@@ -52,7 +52,11 @@ def schema(spec: type) -> type:
         if field.default is not dataclasses.MISSING:
             default = dataclasses.field(default_factory=functools.partial(_mutable, field.default))
         fields.append((field.name, _schema_type(hints[field.name]), default))
-    return dataclasses.make_dataclass(spec.__name__, fields)
+    twin = dataclasses.make_dataclass(spec.__name__, fields)
+    # Jobs in other processes get it by this name: pickled by value a dataclass forgets which fields have defaults.
+    twin.__module__, twin.__qualname__ = __name__, f"Schema{spec.__name__}"
+    globals()[twin.__qualname__] = twin
+    return twin
 
 
 def _schema_type(kind: Any) -> Any:
@@ -76,3 +80,7 @@ def _mutable(value: Any) -> Any:
         fields = {field.name: _mutable(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return schema(type(value))(**fields)
     return [_mutable(item) for item in value] if isinstance(value, tuple) else value
+
+
+for _spec in SPECS.values():
+    schema(_spec)

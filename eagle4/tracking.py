@@ -12,13 +12,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlparse
 
 from omegaconf import OmegaConf
@@ -69,10 +69,10 @@ class Job(NamedTuple):
 class Run:
     """An open run. Records go to metrics.jsonl first and to W&B second, which can never lose one."""
 
-    def __init__(self, folder: Path, board: Any) -> None:
+    def __init__(self, folder: Path, board: Any, file: TextIO) -> None:
         self.folder = folder
         self._board = board
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = file
         self._start = time.monotonic()
         self._next_step = 0
 
@@ -101,6 +101,38 @@ class Run:
 
         self._tell("attach", show)
 
+    def scatter(self, name: str, rows: Sequence[dict[str, Any]], x: str, y: str) -> None:
+        """A table of rows and a chart of two of their columns, in W&B; the rows are in the folder's own files."""
+
+        def show(board: Any) -> None:
+            import wandb
+
+            if not rows:
+                return
+            columns: list[Any] = list(rows[0])
+            found = wandb.Table(columns=columns, data=[[plain(row[c]) for c in columns] for row in rows])
+            board.log({f"{name}_chart": wandb.plot.scatter(found, x, y, title=name), "step": self._next_step})
+            board.log({f"{name}_table": found, "step": self._next_step})
+
+        self._tell("chart", show)
+
+    def rounds(self) -> None:
+        """rounds.jsonl of the folder as a table in W&B."""
+
+        def show(board: Any) -> None:
+            import wandb
+
+            path = self.folder / "rounds.jsonl"
+            rows = (
+                [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+            )
+            if rows:
+                columns: list[Any] = list(dict.fromkeys(key for row in rows for key in row))
+                data = [[row.get(c) for c in columns] for row in rows]
+                board.log({"rounds": wandb.Table(columns=columns, data=data), "step": self._next_step})
+
+        self._tell("rounds", show)
+
     def close(self, exit_code: int) -> None:
         """Ends the W&B run; without it the next job of a multirun would write into this one."""
         self._file.close()
@@ -117,6 +149,12 @@ class Run:
             action(self._board)
         except Exception as error:
             _warn(what, error)
+
+
+def send(folder: Path, config: dict[str, Any], tracking: TrackingSpec, job: Job) -> Run | None:
+    """A run whose records go to W&B alone, for folders that are there already; None if W&B does not start."""
+    board = _open_board(folder, config, tracking, job)
+    return None if board is None else Run(folder, board, open(os.devnull, "w", encoding="utf-8"))
 
 
 @contextmanager
@@ -140,7 +178,7 @@ def open_run(folder: str | Path, config: dict[str, Any], tracking: TrackingSpec,
         write_atomic(
             folder / "environment.json", json.dumps(_environment(config, job, board), indent=1) + "\n"
         )
-        run = Run(folder, board)
+        run = Run(folder, board, (folder / "metrics.jsonl").open("a", encoding="utf-8"))
         yield run
     except KeyboardInterrupt:
         state, exit_code, error = "interrupted", 130, "KeyboardInterrupt"

@@ -18,7 +18,7 @@ from eagle4.errors import BadInput
 from eagle4.methods import Method, build_method
 from eagle4.pricing import with_costs
 from eagle4.prompts import load_prompts
-from eagle4.summary import Sample, summarise
+from eagle4.summary import Row, Sample, summarise
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
 from eagle4.text import load_text
@@ -26,7 +26,7 @@ from eagle4.text import load_text
 PROMPTS = Path(__file__).parent / "prompts" / "default.jsonl"
 
 
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict:
     folder, job = conf.output()
     source, data, sampling, ends = (conf.build(config[k]) for k in ("model", "data", "sampling", "decode"))
     parts = method_parts(config)
@@ -65,8 +65,10 @@ def main(config: DictConfig) -> None:
                 if phase_tokens:
                     samples = bench.time_phases(methods, words, prompts, samples, phase_tokens, told)
         finally:
+            figures = {}
             if samples:
-                finish(run, samples, methods[0].name, console, len(prompts), sources)
+                figures = finish(run, samples, methods[0].name, console, len(prompts), sources, config.name)
+    return figures
 
 
 def method_parts(config: DictConfig) -> list[dict]:
@@ -121,9 +123,16 @@ def write_rounds(path: Path, samples: list[Sample]) -> None:
 
 
 def finish(
-    run: tracking.Run, samples: list, baseline: str, console: Console, total: int, sources: dict[str, str]
-) -> None:
-    """Table, summary.json and plot of whatever was measured; where costs are from, and how far off they were."""
+    run: tracking.Run,
+    samples: list,
+    baseline: str,
+    console: Console,
+    total: int,
+    sources: dict[str, str],
+    studied: str,
+) -> dict:
+    """Table, summary.json and plot of whatever was measured; where costs are from, and how far off they were. Returns
+    the figures of the method under study."""
     rows = summarise(samples, [s for s in samples if s.method == baseline])
     report.print_table(rows, console)
     report.write_summary(rows, run.folder / "summary.json")
@@ -144,10 +153,22 @@ def finish(
                 "round_ms",
             )
             run.summary({f"{row.method}/{field}": getattr(row, field) for field in fields})
+    whole = {row.method: figures_of(row) for row in rows if row.category == "all"}
+    charted = [{"method": name, **figures} for name, figures in whole.items()]
+    run.scatter("acceptance_against_cost", charted, "ms_per_token", "tau")
+    run.rounds()
     done = len({s.prompt_id for s in samples})
     if done < total:
         console.print(f"interrupted: kept {done} of {total} prompts")
     console.print(f"run folder: {run.folder}", soft_wrap=True)
+    return whole.get(studied, {})
+
+
+def figures_of(row: Row) -> dict:
+    """What a sweep's table shows, and what a sweeper may be told."""
+    speed = row.tokens_per_s
+    cost = 1e3 / speed if speed else None
+    return {"tau": row.tau, "ms_per_token": cost, "speedup": row.speedup_vs_ar, "tokens_per_s": speed}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from eagle4.train import batches, card, features, loop, start
 from eagle4.train.loop import Setup
 
 
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict:
     folder, job = conf.output()
     console = Console()
     setup, source = prepare(config)
@@ -53,6 +53,12 @@ def main(config: DictConfig) -> None:
         save_drafter(output, loop.result(setup, state), setup.target, setup.target_params, text)
         run.summary(last)
     console.print(f"{output}", soft_wrap=True)
+    figures = {
+        key.partition("/")[2]: value
+        for key, value in last.items()
+        if key.startswith(("validate/", "decode/"))
+    }
+    return {"tokens": size.tokens, **figures}
 
 
 def prepare(config: DictConfig) -> tuple[Setup, str]:

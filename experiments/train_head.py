@@ -26,7 +26,7 @@ from eagle4.text import decode, load_text
 from eagle4.train import batches, features, head_study
 
 
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict:
     for name in ("states", "held_out_states", "unroll"):
         if type(config[name]) is not int or config[name] < 1:
             raise BadInput(f"{name} must be a whole number of at least 1, got {config[name]}")
@@ -67,7 +67,11 @@ def main(config: DictConfig) -> None:
     console.print(table(rows, retrieval.rank, retrieval.candidates))
     words, listed = load_text(model.tokenizer), next(row["missed"] for row in rows if "missed" in row)
     missed = ", ".join(repr(decode(words, [token])) for token in listed) or "none"
-    console.print(f"tokens that the longest list misses most often: {missed}", highlight=False, soft_wrap=True)
+    console.print(
+        f"tokens that the longest list misses most often: {missed}", highlight=False, soft_wrap=True
+    )
+    found = next(row for row in reversed(rows) if not row["what"].startswith(" "))
+    return {name: found[name] for name in ("top1", "top_k", "mass")}
 
 
 def table(rows: list[dict[str, Any]], rank: int, candidates: int) -> Table:

@@ -180,7 +180,8 @@ class BrokenBoard:
 
 
 def test_wandb_trouble_loses_nothing_and_warns_in_one_line(tmp_path, caplog):
-    run = tracking.Run(tmp_path, BrokenBoard())
+    file = (tmp_path / "metrics.jsonl").open("a")
+    run = tracking.Run(tmp_path, BrokenBoard(), file)
     run.log({"tau": 1.0})
     run.summary({"best": 1})
     run.close(0)

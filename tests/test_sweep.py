@@ -1,0 +1,171 @@
+"""Sweeps: every job told, failures included, whichever launcher ran it; and what is missing goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eagle4 import sweeps
+from eagle4.errors import BadInput
+
+# A job that costs nothing. It fails for batch 3 while the file `fixed` is not there, and waits if told to.
+SCRIPT = """
+import pathlib, time
+from eagle4 import conf, tracking
+from eagle4.errors import BadInput
+
+def main(config):
+    folder, job = conf.output()
+    with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
+        pathlib.Path(folder, "tries").open("a").write("x")
+        if config.batch == 3 and not pathlib.Path("fixed").exists():
+            raise ValueError("planted")
+        if config.batch == 99 and not pathlib.Path("fixed").exists():
+            time.sleep(60)
+        run.log({"replay/batch": config.batch})
+    return {"tau": config.tree.depth / 2, "ms_per_token": float(config.batch)}
+
+if __name__ == "__main__":
+    conf.run_app(main, "replay")
+"""
+DIR = "hydra.sweep.dir=sweep"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the script in a folder of its own."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    env = os.environ | {"WANDB_MODE": "disabled", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+
+    def started(*arguments):
+        command = [sys.executable, "job.py", "-m", "tracking.wandb=disabled", *arguments]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=tmp_path, env=env, **streams)
+
+    return started
+
+
+@pytest.fixture
+def sweep(start, tmp_path):
+    """Runs the script to its end: (exit status, stdout, stderr, sweep.json)."""
+
+    def run(*arguments):
+        process = start(*arguments)
+        out, err = process.communicate(timeout=120)
+        path = tmp_path / "sweep" / "sweep.json"
+        return process.returncode, out, err, json.loads(path.read_text()) if path.exists() else None
+
+    return run
+
+
+def test_twelve_jobs_two_of_which_fail_and_then_go_on(sweep, tmp_path):
+    grid = "batch=1,2,3,4,5,6", "tree.depth=1,2", DIR
+    code, out, err, jobs = sweep(*grid)
+    assert code == 1
+    assert [job["state"] for job in jobs].count("failed") == 2
+    assert [job["number"] for job in jobs] == list(range(12))
+    assert err.count("planted") > 1
+    assert out.count("failed: ValueError: planted") == 2
+    for job in jobs:
+        given = dict(o.split("=") for o in job["overrides"])
+        if job["state"] == "finished":
+            assert job["results"] == {
+                "tau": int(given["tree.depth"]) / 2,
+                "ms_per_token": float(given["batch"]),
+            }
+        else:
+            assert (given["batch"], job["error"]) == ("3", "ValueError: planted")
+            assert (
+                "planted"
+                in json.loads((tmp_path / "sweep" / job["folder"] / "status.json").read_text())["traceback"]
+            )
+    (tmp_path / "fixed").touch()
+    code, _, _, again = sweep(*grid[:2], "--resume", "sweep")
+    assert code == 0
+    assert [job["state"] for job in again] == ["finished"] * 12
+    # A job that was finished has not run again, and the others left nothing of their first try.
+    assert {p.read_text() for p in tmp_path.glob("sweep/*/tries")} == {"x"}
+
+
+def test_resuming_goes_by_overrides_not_by_number(sweep, tmp_path):
+    sweep("batch=1,2", DIR)
+    code, _, _, jobs = sweep("batch=5,2,1", "--resume=sweep")
+    assert code == 0
+    assert sorted(job["results"]["ms_per_token"] for job in jobs) == [1, 2, 5]
+    assert len(list(tmp_path.glob("sweep/*/tries"))) == 3
+    assert {p.read_text() for p in tmp_path.glob("sweep/*/tries")} == {"x"}
+
+
+def test_a_killed_sweep_keeps_what_is_done_and_goes_on(start, sweep, tmp_path):
+    process = start("batch=1,99,2", DIR)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("sweep/*/tries"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    states = [json.loads(p.read_text())["state"] for p in sorted(tmp_path.glob("sweep/*/status.json"))]
+    assert states == ["finished", "interrupted"]
+    (tmp_path / "fixed").touch()
+    code, _, _, jobs = sweep("batch=1,99,2", "--resume", "sweep")
+    assert (code, [job["state"] for job in jobs]) == (0, ["finished"] * 3)
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_in_other_processes_are_judged_by_what_they_left(sweep, launcher):
+    more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else ["hydra.launcher.timeout_min=2"]
+    code, out, _, jobs = sweep(f"hydra/launcher={launcher}", *more, "batch=1,3", DIR)
+    assert code == 1
+    assert [job["state"] for job in jobs] == ["finished", "failed"]
+    assert jobs[0]["results"]["ms_per_token"] == 1
+    assert "failed: ValueError: planted" in out
+
+
+def test_optuna_gets_two_objectives_and_survives_a_failed_job(sweep, tmp_path):
+    space = "batch=choice(1,3)", "tree.depth=choice(1,2)"
+    code, _, err, jobs = sweep("hydra/sweeper=tau_against_cost", "hydra.sweeper.n_trials=4", *space, DIR)
+    assert len(jobs) == 4, err
+    failed = [job for job in jobs if job["state"] == "failed"]
+    assert code == (1 if failed else 0)
+    found = (tmp_path / "sweep" / "optimization_results.yaml").read_text()
+    assert "optuna" in found
+    assert "solutions" in found  # two objectives: a front, not one best value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["prog", "-m", "--resume"], "--resume needs the folder of a sweep"),
+        (["prog", "-m", "--resume", "nowhere"], "'nowhere' is none"),
+        (["prog", "--resume", "."], "give -m and the sweep's own overrides too"),
+    ],
+)
+def test_resuming_nothing_costs_one_line(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=said):
+        sweeps.take_resume(arguments)
+
+
+def test_bad_input_alone_gives_its_own_status(tmp_path):
+    for number, error in enumerate(["BadInput: no", None, "BadInput: neither"]):
+        folder = tmp_path / f"{number}_x={number}"
+        folder.mkdir()
+        state = {"state": "failed", "error": error} if error else {"state": "finished"}
+        (folder / "status.json").write_text(json.dumps(state))
+    assert sweeps.verdict([tmp_path]) == 2
+    (tmp_path / "3_lost").mkdir()
+    assert sweeps.verdict([tmp_path]) == 1
+    assert [line.state for line in sweeps.jobs(tmp_path)] == ["failed", "finished", "failed", "missing"]
+
+
+def test_objectives_are_the_named_figures():
+    figures = {"tau": 2.0, "speedup": 1.5}
+    assert sweeps.objectives({"objectives": ["speedup", "tau"]}, figures) == (1.5, 2.0)  # type: ignore[arg-type]
+    assert sweeps.objectives({"objectives": ["tau"]}, figures) == 2.0  # type: ignore[arg-type]
+    assert sweeps.objectives({"objectives": ["cost"]}, figures) is None  # type: ignore[arg-type]
+    assert Path(sweeps.glob_safe("a[1]*")).name == "a[[]1[]][*]"
