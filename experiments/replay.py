@@ -73,7 +73,9 @@ def main(config: DictConfig) -> dict:
         figures = summary(found[: len(chosen)], found[len(chosen) :])
         run.log({f"replay/{key}": value for key, value in figures.items()})
         run.summary({f"replay/{key}": value for key, value in figures.items()})
-        charted = [{"setting": o.name, "kind": o.kind, "tau": o.tau, "ms_per_token": o.ms_per_token} for o in found]
+        charted = [
+            {"setting": o.name, "kind": o.kind, "tau": o.tau, "ms_per_token": o.ms_per_token} for o in found
+        ]
         run.scatter("acceptance_against_cost", charted, "ms_per_token", "tau")
     show(found, len(chosen), console, f"{len(answers)} answers, batch {batch}; {told}")
     console.print(f"run folder: {folder}", soft_wrap=True)
