@@ -9,10 +9,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from eagle4 import conf, text, tracking
-from eagle4.answer import seed_of
+from eagle4.answer import capacity_for, seed_of
 from eagle4.errors import BadInput
 from eagle4.files import write_atomic
 from eagle4.methods import build_method
+from eagle4.pricing import with_costs
 from eagle4.target.hub import fetch
 from eagle4.target.load import load
 from eagle4.text import load_text
@@ -32,6 +33,8 @@ def main(config: DictConfig) -> None:
     parts = (config.name, drafter, tree, policy, config.verifier, model.spec, sampling, model.params)
     method = build_method(*parts)
     ids = text.encode_chat(words, [{"role": "user", "content": config.prompt}])
+    capacity = capacity_for([method.system], len(ids), config.max_new_tokens)
+    (method,), _ = with_costs(model, [method], conf.build(config.costs), [1], [capacity], console)
     folder, job = conf.output()
     console.print(
         "* = accepted; the root was committed before, and the target's own token is the next root\n"

@@ -20,7 +20,8 @@ ORDER = """
     retrieval drafters checkpoint harness calibration state prefill decode forward_cost tree_cost answer methods
     draft_cost round_cost cost_table load_cost watch serve metrics summary bench report
     runs page_figure page_plots page_cost page_tables page report_cost
-    recording record replay oracle ablation report_reliability train interop tracking run_specs schemas sweeps conf pricing
+    recording record replay oracle ablation report_reliability train interop tracking
+    run_specs schemas sweeps conf pricing
 """
 FLOW = ORDER.split()
 MAY_COMPILE = ("eagle4.decode", "eagle4.serve", "eagle4.train.step")
