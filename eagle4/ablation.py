@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle4.calibration import load_reliability
 from eagle4.errors import BadInput
 from eagle4.harness import costs as cost
 from eagle4.harness.costs import CostTable
@@ -81,8 +80,6 @@ def combinations(base: Setting, grid: Mapping[str, Sequence[Any]]) -> list[Setti
         chosen = dict(zip(grid, values))
         tree = replace(base.tree, **part_of(chosen, "tree."))
         policy = replace(base.policy, **part_of(chosen, "policy."))
-        if policy.calibration is not None:
-            policy = replace(policy, reliability=load_reliability(policy.calibration))
         settings.append(Setting(base.head, tree, policy, (*base.overrides, *chosen.items())))
     return settings
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle4 import decode
@@ -45,8 +46,7 @@ def build_method(
     _known("policy.name", policy.name, POLICIES)
     _known("verifier", verifier, VERIFIERS)
     check_envelope(tree, policy)
-    if policy.calibration is not None:
-        policy = replace(policy, reliability=load_reliability(policy.calibration))
+    policy = calibrated(policy, drafter)
     if tree.kind == "static":
         from_rank_paths(tree.paths)
     if drafter.name == "bigram":
@@ -87,6 +87,15 @@ def with_head(drafter: DrafterSpec, head: str) -> DrafterSpec:
         raise BadInput(f"head {head!r} is not known; use own, full, or r<rank>c<candidates> like r64c256")
     retrieval = RetrievalSpec(int(found[1]), int(found[2])) if found else None
     return replace(drafter, retrieval=retrieval, full_head=head == "full")
+
+
+def calibrated(policy: PolicySpec, drafter: DrafterSpec) -> PolicySpec:
+    """The policy with what `policy.calibration` names: a file, or own: the checkpoint's, if it has one."""
+    path = policy.calibration
+    if path == "own":
+        own = None if drafter.checkpoint is None else Path(drafter.checkpoint) / "calibration.json"
+        path = own if own is not None and own.is_file() else None
+    return policy if path is None else replace(policy, reliability=load_reliability(path))
 
 
 def check_envelope(tree: TreeSpec, policy: PolicySpec) -> None:

@@ -28,7 +28,8 @@ class PolicySpec:
     below the path probability `threshold`. marginal extends while expected tokens per cost reach `tau`, in plain decode
     steps (0 = auto: what this run reaches, at least 1); `rise` raises the bar by that share with every level. `online`:
     path probabilities are corrected by what this run accepted, older rounds counting `forget` times less with each new
-    one. `calibration`: a file of what earlier rounds taught (experiments.reliability), which decides `reliability`.
+    one. `calibration`: a file of what earlier rounds taught (experiments.reliability), or own: the one in the drafter's
+    checkpoint if there is one; it decides `reliability`.
     """
 
     name: str = "fixed"

@@ -143,6 +143,34 @@ def walk(
     return History(*(np.asarray(values)[:count] for values in done[0]))
 
 
+def whole_trees(recorded: Tape, tree: TreeSpec) -> list[RoundInfo]:
+    """What a fixed policy would have seen at every position of every answer: rounds to calibrate by, each with its
+    whole tree of `tree.nodes`, a RoundInfo with a leading axis of positions an answer."""
+    chosen = np.asarray(recorded.rank)[:, :, -1] < tree.nodes - 1
+    depth = np.where(chosen, np.asarray(recorded.depth), 0)
+    taken = chosen & np.asarray(recorded.match)
+    score = np.where(chosen, np.asarray(recorded.score), -np.inf)
+    accepted, found = np.where(taken, depth, 0).max(-1), []
+    for q, length in enumerate(np.asarray(recorded.length)):
+        P = max(int(length) - 1, 0)
+        none = jnp.zeros(P, jnp.int32)
+        info = RoundInfo(
+            active=jnp.ones((P, 1), bool),
+            drafted_depth=jnp.asarray(depth[q, :P].max(-1, initial=0))[:, None],
+            drafted_nodes=jnp.asarray(chosen[q, :P].sum(-1))[:, None],
+            verified_nodes=none + tree.nodes,
+            num_accepted=jnp.asarray(accepted[q, :P])[:, None],
+            num_committed=jnp.asarray(accepted[q, :P])[:, None] + 1,
+            levels=none + recorded.frontier.shape[2],
+            score=jnp.asarray(score[q, :P])[:, None],
+            depth=jnp.asarray(depth[q, :P])[:, None],
+            taken=jnp.asarray(taken[q, :P])[:, None],
+            predicted_ms=none * jnp.nan,
+        )
+        found.append(info)
+    return found
+
+
 def at_batch(costs: CostTable, batch: int) -> CostTable:
     """The table at one batch size, whatever number of rows it is asked for."""
 

@@ -22,7 +22,7 @@ from eagle4.ablation import Outcome, Setting
 from eagle4.answer import CAPACITY_STEP
 from eagle4.errors import BadInput
 from eagle4.files import plain, write_atomic
-from eagle4.methods import Method
+from eagle4.methods import Method, calibrated
 from eagle4.pricing import table_for
 from eagle4.recording import About, Variant
 from eagle4.round_cost import lists_for
@@ -46,7 +46,10 @@ def main(config: DictConfig) -> dict:
         raise BadInput(f"batch must be a whole number of at least 1, got {batch}")
     about, answers = read(settings["recording"])
     base = Setting(settings["drafter_head"], shaped(tree, settings["shape"]), policy)
-    chosen = ablation.expand(base, settings["grid"])
+    drafter = conf.build(config.drafter)
+    chosen = [
+        s._replace(policy=calibrated(s.policy, drafter)) for s in ablation.expand(base, settings["grid"])
+    ]
     for setting in chosen:
         ablation.variant_of(setting, about)
     fixed = ablation.fixed_settings(about, base.head, (1, *settings["fixed"])) if settings["fixed"] else []
