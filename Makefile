@@ -1,7 +1,7 @@
 # `make check` is what CI runs, in the environment that the README's test command makes.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check lint types test slow parity
+.PHONY: check lint types test slow parity notebooks
 check: lint types test slow
 
 lint:
@@ -19,3 +19,6 @@ slow:
 
 parity:
 	$(PYTHON) -m pytest -m parity
+
+notebooks:
+	EAGLE4_FAST=1 $(PYTHON) notebooks/run.py

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eagle4 import dataset_prompts
 from eagle4.errors import BadInput
 
 
@@ -23,7 +24,7 @@ class Prompt(NamedTuple):
 def load_prompts(
     paths: str | Path | Sequence[str | Path], limit: int | None = None, per_category: int | None = None
 ) -> list[Prompt]:
-    """Prompts of one or several .jsonl or .jsonl.gz files, in file order.
+    """Prompts of one or several .jsonl or .jsonl.gz files, or data sets (`dataset:<name>[:<split>]`), in their order.
 
     Each line is an object with id (unique over all files), suite (or source, in training files), category
     and turns, a list of user messages; other fields are ignored. `per_category` keeps that many of each
@@ -39,8 +40,8 @@ def load_prompts(
         raise BadInput("no prompt file is named; give at least one .jsonl or .jsonl.gz file")
     prompts: list[Prompt] = []
     seen: dict[str, str] = {}
-    for file in map(Path, files):
-        for where, prompt in _read(file):
+    for file in map(str, files):
+        for where, prompt in _read_any(file, limit):
             if prompt.id in seen:
                 raise BadInput(f"{where}: id {prompt.id!r} is also at {seen[prompt.id]}; ids must be unique")
             seen[prompt.id] = where
@@ -55,6 +56,14 @@ def _select(prompts: list[Prompt], limit: int | None, per_category: int | None) 
     rounds = itertools.zip_longest(*(group[:per_category] for group in groups.values()))
     taken = [i for one_each in rounds for i in one_each if i is not None]
     return [prompts[i] for i in sorted(taken[:limit])]
+
+
+def _read_any(path: str, limit: int | None) -> Iterator[tuple[str, Prompt]]:
+    if path.startswith(dataset_prompts.PREFIX):
+        for name, suite, turns in dataset_prompts.rows(path, limit):
+            yield name, Prompt(name, suite, suite, turns)
+    else:
+        yield from _read(Path(path))
 
 
 def _read(file: Path) -> Iterator[tuple[str, Prompt]]:

@@ -16,7 +16,8 @@ FILES = {
 # Data flows one way: a module may import what stands before it. A package stands for all modules in it, unless
 # one of them is listed by its own dotted name.
 ORDER = """
-    errors files types specs policy_spec compilation fingerprint tokenizer text prompts nn target tree sampling verify
+    errors files types specs policy_spec compilation fingerprint tokenizer text
+    dataset_prompts prompts nn target tree sampling verify
     retrieval drafters checkpoint harness calibration state prefill decode forward_cost tree_cost answer methods
     draft_cost round_cost cost_table load_cost watch serve metrics summary bench report
     runs page_figure page_plots page_cost page_tables page report_cost
