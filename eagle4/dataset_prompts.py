@@ -27,7 +27,8 @@ def rows(path: str, limit: int | None) -> Iterator[tuple[str, str, tuple[str, ..
         if turns is None:
             known, there = ", ".join((*MESSAGES, *TEXTS)), ", ".join(row)
             raise BadInput(
-                f"data set {name!r} has none of the columns {known} (it has {there}); write its prompts to a .jsonl file"
+                f"data set {name!r} has none of the columns {known} (it has {there}); write its prompts to a .jsonl "
+                "file"
             )
         if turns:
             yield f"{name}/{number}", name, turns
