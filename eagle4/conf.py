@@ -211,23 +211,23 @@ def main_guard(task: Callable[[DictConfig], Any], failures: list[int]) -> Callab
     def guarded(config: DictConfig) -> Any:
         hydra_config = HydraConfig.get()
         folder = Path(hydra_config.runtime.output_dir)
-        job = ""
-        if hydra_config.mode == RunMode.MULTIRUN:
+        multirun, before, job = hydra_config.mode == RunMode.MULTIRUN, tracking.read_status(folder), ""
+        if multirun:
             job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)}): "
             print(f"{job}{folder}", file=sys.stderr)
         try:
-            multirun = hydra_config.mode == RunMode.MULTIRUN
-            if multirun and (figures := sweeps.finished_before(folder)) is not None:
-                return sweeps.objectives(config, figures)
-            figures = sweeps.keep_results(folder, task(config))
-            return sweeps.objectives(config, figures) if multirun else None
+            figures = sweeps.finished_before(folder) if multirun else None
+            if figures is None:
+                figures = sweeps.keep_results(folder, task(config))
+            listens = multirun and not hydra_config.sweeper._target_.endswith(".BasicSweeper")
+            return sweeps.objectives(config.get("objectives") or [], figures) if listens else None
         except KeyboardInterrupt:
+            sweeps.mark(folder, before, "interrupted", "KeyboardInterrupt")
             kept = tracking.count_records(folder)
             print(f"\ninterrupted: {job}kept {kept} record{'s' * (kept != 1)} in {folder}", file=sys.stderr)
             raise
         except Exception as error:
-            if tracking.read_status(folder).get("state") in (None, "running"):
-                tracking.write_status(folder, "failed", error)
+            sweeps.mark(folder, before, "failed", error)
             if not isinstance(error, BadInput):
                 traceback.print_exc()
             print(f"error: {job}{error}", file=sys.stderr)
@@ -249,6 +249,7 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # A cluster ends a job with SIGTERM: let it keep what it has, as an interrupt does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sweeps.STARTED.clear()
     sweeps.ENDED.clear()
     try:
         sys.argv = sweeps.take_resume(sys.argv)
@@ -262,8 +263,15 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        # No job's own failure comes here: the launcher lost a worker, or there is a bug around the jobs.
+        if full_error == "1" or not sweeps.STARTED:
+            raise
+        print(f"error: the sweep stopped: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
+        sys.exit(1)
     finally:
         signal.signal(signal.SIGTERM, before)
+        sweeps.tell_stopped()
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:

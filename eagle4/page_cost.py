@@ -10,6 +10,7 @@ from eagle4.runs import PLAIN, RunFolder
 
 MARKS = {"policy": "diamond", "fixed": "x", "oracle": "star"}  # the kinds that a replay tells apart
 _SYMBOLS = ("circle", "square", "triangle-up", "cross", "pentagon")  # of measured points, by batch
+_CLOSE = (0.12, 0.08)  # of the width and of the height: labels of two points as close as that would meet
 _LABELLED = 12  # of more points than this, or of several batches, names stand in the hover text only
 
 
@@ -71,6 +72,7 @@ def length_and_cost(runs: Sequence[Named]) -> Plot | None:
     if not found:
         return None
     place, batches = places(runs), sorted({p.batch for p in found})
+    sides = label_sides([(p.cost, p.tau) for p in found])
     groups: dict[tuple[str, int], list[Point]] = {}
     for p in sorted(found, key=lambda p: (p.replayed, p.kind != "policy", p.kind, p.batch)):
         groups.setdefault((p.kind, p.batch), []).append(p)
@@ -81,7 +83,7 @@ def length_and_cost(runs: Sequence[Named]) -> Plot | None:
         *_fronts(found, batches),
         plain,
         *(
-            _cloud(own, place, batches, len(found) <= _LABELLED and len(batches) == 1)
+            _cloud(own, place, batches, sides if len(found) <= _LABELLED and len(batches) == 1 else None)
             for own in groups.values()
         ),
     ]
@@ -111,8 +113,25 @@ def _fronts(found: Sequence[Point], batches: Sequence[int]) -> list[Trace]:
     return traces
 
 
-def _cloud(own: Sequence[Point], place: dict[str, int], batches: Sequence[int], labelled: bool) -> Trace:
-    """Points of one kind and batch. Measured ones wear their series' colour, replayed ones their batch's."""
+def label_sides(plane: Sequence[tuple[float, float]]) -> dict[tuple[float, float], str]:
+    """Where the name of each (cost, length) stands: above it, or below if another point is close above it."""
+    wide, high = (max(values) - min(values) for values in zip(*plane, (1.0, 1.0)))
+
+    def under(p: tuple[float, float]) -> bool:
+        near = (q for q in plane if abs(q[0] - p[0]) < _CLOSE[0] * wide and q[1] - p[1] < _CLOSE[1] * high)
+        return any((q[1], q[0]) > (p[1], p[0]) for q in near)
+
+    return {p: "bottom center" if under(p) else "top center" for p in plane}
+
+
+def _cloud(
+    own: Sequence[Point],
+    place: dict[str, int],
+    batches: Sequence[int],
+    sides: dict[tuple[float, float], str] | None,
+) -> Trace:
+    """Points of one kind and batch, named on their `sides`. Measured ones wear their series' colour, replayed ones
+    their batch's."""
     first = own[0]
     at = batches.index(first.batch)
     colours = [hue(at if p.replayed else place.get(p.name)) for p in own]
@@ -123,9 +142,9 @@ def _cloud(own: Sequence[Point], place: dict[str, int], batches: Sequence[int], 
         (f"replayed: {first.kind}" if first.replayed else "measured") + _of(first.batch, batches),
         [p.cost for p in own],
         [p.tau for p in own],
-        mode="markers+text" if labelled else "markers",
+        mode="markers+text" if sides else "markers",
         text=[p.name for p in own],
-        textposition="top center",
+        textposition=[sides[p.cost, p.tau] for p in own] if sides else "top center",
         cliponaxis=False,
         customdata=[[p.ms, 1 / p.cost] for p in own],
         marker={"color": colours, "symbol": symbol, "size": size, "opacity": 0.65 if size == 7 else 1},

@@ -175,14 +175,19 @@ def _law(run: RunFolder) -> str:
 
 
 def _identical(run: RunFolder) -> list[str]:
-    """How many prompts got plain decoding's ids: one sentence for all methods that had all, one for each other."""
+    """How many prompts got plain decoding's ids: one sentence for all methods that had all, one for each other.
+
+    Answers that nobody compared say nothing, for or against.
+    """
     counts = {m: _verdict(run, m) for m in dict.fromkeys(r.method for r in run.rows if r.method != PLAIN)}
     whole: dict[tuple[int, int], list[str]] = {}
-    cases = [r.get("identical") for r in run.load if r["method"] != PLAIN]
+    cases = [r["identical"] for r in run.load if r["method"] != PLAIN and r.get("identical") is not None]
     held = f"Greedy ids identical to plain decoding's of the same batch in {cases.count(True)} of {len(cases)} cases."
     found = [held if all(cases) else f'<span class="bad">{held}</span>'] if cases else []
     for method, (same, total, ties) in counts.items():
-        if same == total:
+        if not total:
+            found.append(f"The ids of <code>{escape(method)}</code> were not compared with plain decoding's.")
+        elif same == total:
             whole.setdefault((total, ties), []).append(f"<code>{escape(method)}</code>")
         else:
             found.append(
@@ -202,13 +207,14 @@ def _identical(run: RunFolder) -> list[str]:
 
 
 def _verdict(run: RunFolder, method: str) -> tuple[int, int, int]:
-    """(prompts with identical ids, prompts, ties) of a method; by requests, or by rows if they were not kept."""
+    """(prompts with identical ids, prompts compared, ties) of a method; by rows if no requests were kept."""
     own = [r for r in run.requests if r["method"] == method and r.get("verify/identical") is not None]
     if own:
         wrong = {r["prompt_id"] for r in own if not r["verify/identical"]}
         prompts = {r["prompt_id"] for r in own}
         return len(prompts - wrong), len(prompts), sum(r.get("verify/ties") or 0 for r in own)
-    rows = [row for row in run.rows if row.method == method and row.category != "all"]
+    own_rows = (row for row in run.rows if row.method == method and row.category != "all")
+    rows = [row for row in own_rows if row.greedy_identical is not None]
     same = sum(row.prompts for row in rows if row.greedy_identical)
     return same, sum(row.prompts for row in rows), sum(row.ties for row in rows)
 

@@ -35,7 +35,7 @@ _REQUEST = {"method": str, "prompt_id": str, "decode/time_s": _NUMBER, "decode/r
 _MEANS = ("tokens_per_s", "speedup_vs_ar", "tau", "levels", "nodes", "round_ms", "predicted_ms")
 _LOAD = {"batch": int, "method": str, **dict.fromkeys(_MEANS, _MAYBE)}
 _REPLAYED = ("tau", "ms_per_token", "speedup")
-_REPLAY = {"name": str, "kind": str, "settings": dict, "batch": int, **dict.fromkeys(_REPLAYED, _MAYBE)}
+_REPLAY = {"name": str, "kind": str, "settings": dict, **dict.fromkeys(_REPLAYED, _MAYBE)}
 
 
 class RunFolder(NamedTuple):
@@ -63,7 +63,8 @@ class RunFolder(NamedTuple):
 def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
     """The runs in the given folders, each a run or a folder of runs (a sweep, a day), in order, none twice.
 
-    Jobs of a sweep come by number. Runs of experiments that SHOWN does not list are left out of a folder of runs.
+    Jobs of a sweep come by number. Runs of experiments that SHOWN does not list are left out of a folder of runs; one
+    that broke off before it said what it was is not.
     Raises BadInput for a folder that is missing or holds no run, and for a file that is not whole.
     """
     found: dict[Path, RunFolder] = {}
@@ -73,9 +74,9 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
             raise BadInput(f"{given} {what}; give the run folders that experiments print at their end")
         folders = [given] if _is_run(given) else list(_inside(given))
         kinds = {folder: _kind(folder) for folder in folders}
-        shown = [folder for folder in folders if kinds[folder] in SHOWN or _has_results(folder)]
+        shown = [folder for folder in folders if kinds[folder] in ("", *SHOWN) or _has_results(folder)]
         if not shown:
-            others = ", ".join(sorted({kind or "unknown" for kind in kinds.values()}))
+            others = ", ".join(sorted(set(kinds.values())))
             held = f"holds only runs of {others}" if kinds else "holds no run"
             raise BadInput(f"{given} {held}; give folders that one of {', '.join(SHOWN)} has left")
         found |= {folder.resolve(): read_run(folder) for folder in shown if folder.resolve() not in found}
@@ -83,7 +84,8 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "status.json").exists() or _has_results(folder)
+    """Also of a run that was killed before it left more than Hydra's own files."""
+    return any((folder / name).exists() for name in ("status.json", ".hydra")) or _has_results(folder)
 
 
 def _has_results(folder: Path) -> bool:
@@ -91,9 +93,9 @@ def _has_results(folder: Path) -> bool:
 
 
 def _inside(folder: Path, levels: int = 2) -> Iterator[Path]:
-    """Runs below a folder, a sweep's jobs by their number; a job that left no more than .hydra is one too."""
+    """Runs below a folder, a sweep's jobs by their number."""
     for child in sorted((c for c in folder.iterdir() if c.is_dir()), key=_by_number):
-        if _is_run(child) or (child / ".hydra").is_dir():
+        if _is_run(child):
             yield child
         elif levels > 1 and not child.name.startswith("."):
             yield from _inside(child, levels - 1)
@@ -116,7 +118,7 @@ def read_run(folder: str | Path) -> RunFolder:
         path=folder,
         kind=_kind(folder),
         state=str(status.get("state", "unknown")),
-        error=_text_or_none(status.get("error")),
+        error=None if status.get("error") is None else str(status["error"]),
         status=status,
         config=config,
         environment=environment,
@@ -124,7 +126,7 @@ def read_run(folder: str | Path) -> RunFolder:
         requests=[record for _, record in requests],
         rounds=[record for _, record in _lines(folder / "rounds.jsonl", _ROUND)],
         load=[record for _, record in _entries(folder / "load.json", _LOAD)],
-        replay=[record for _, record in _entries(folder / "replay.json", _REPLAY)],
+        replay=_replay(folder / "replay.json"),
         trees=_trees(folder / "rounds.html"),
     )
 
@@ -136,10 +138,6 @@ def _kind(folder: Path) -> str:
         return str(job["kind"])
     own = _yaml(folder / ".hydra" / "hydra.yaml").get("hydra", {})
     return str(own.get("job", {}).get("config_name") or "")
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _rows(path: Path) -> list[Row]:
@@ -154,6 +152,14 @@ def _rows(path: Path) -> list[Row]:
             raise BadInput(f"{where} has rates that are no numbers; delete it, or run the experiment again")
         rows.append(Row(**values))
     return rows
+
+
+def _replay(path: Path) -> list[dict[str, Any]]:
+    """The settings of replay.json; one that names no batch is of a single request."""
+    found = {where: {"batch": 1} | record for where, record in _entries(path, _REPLAY)}
+    for where, record in found.items():
+        _check(record, {"batch": int}, where)
+    return list(found.values())
 
 
 def _listed(value: Any) -> list[Any]:

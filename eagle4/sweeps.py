@@ -6,6 +6,7 @@ figures in results.json, whichever process it ran in, so the sweep's verdict is 
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,10 @@ from eagle4.tracking import read_status, write_status
 
 RESULTS, SWEEP = "results.json", "sweep.json"
 SHOWN = ("speedup", "tau", "ms_per_token", "tau_sim", "tokens_per_s")
-ENDED: list[Path] = []  # sweeps that ended in this process: Hydra gives a callback no other way to answer
+# Sweeps of this process, those begun with the job folders that were finished by then: Hydra gives a callback no
+# other way to answer.
+STARTED: dict[Path, set[str]] = {}
+ENDED: list[Path] = []
 
 
 class JobLine(NamedTuple):
@@ -37,25 +41,56 @@ class JobLine(NamedTuple):
 
 
 class SweepEnd(Callback):
-    """Hydra's hook at the end of a sweep, in the process that was started; every launcher and sweeper has it."""
+    """Hydra's hooks around a sweep, in the process that was started; every launcher and sweeper has them."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        STARTED[folder] = finished(folder)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
-        lines = jobs(folder)
-        write_atomic(folder / SWEEP, json.dumps([line._asdict() for line in lines], indent=1) + "\n")
-        console = Console()
-        console.print(table(lines))
-        for line in lines:
-            if line.error is not None:
-                told = f"job {line.number} {line.state}: {first_line(line.error)}"
-                console.print(told, highlight=False, markup=False, soft_wrap=True)
-        console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
+        tell(folder)
         ENDED.append(folder)
 
 
+def tell(folder: Path) -> None:
+    """Print the table of all jobs with a line for each that did not finish, and write it as sweep.json."""
+    lines = jobs(folder)
+    told = [
+        f"job {line.number} {line.state}: {first_line(line.error)}"
+        for line in lines
+        if line.error is not None
+    ]
+    if not lines:
+        told.append("no job has run: the overrides give no value to sweep over")
+    elif finished(folder) == STARTED.get(folder) and all(line.state == "finished" for line in lines):
+        told.append("nothing was left to run: every job had finished before")
+    write_atomic(folder / SWEEP, json.dumps([line._asdict() for line in lines], indent=1) + "\n")
+    console = Console()
+    if lines:
+        console.print(table(lines))
+    for line in (*told, f"sweep folder: {folder}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def tell_stopped() -> None:
+    """The table of a sweep that came to no end of its own (an interrupt, a lost worker), and how to go on."""
+    for folder in STARTED.keys() - set(ENDED):
+        if jobs(folder):
+            tell(folder)
+            print(f"stopped; to go on, give the same command and --resume {folder}", file=sys.stderr)
+
+
+def finished(folder: Path) -> set[str]:
+    """Names of the job folders whose job finished."""
+    return {line.folder for line in jobs(folder) if line.state == "finished"}
+
+
 def take_resume(arguments: Sequence[str]) -> list[str]:
-    """The command line with `--resume <folder>` as Hydra's own override. Raises BadInput for a folder that is no
-    sweep."""
+    """The command line with `--resume <folder>` as Hydra's own override.
+
+    Raises BadInput without -m, and for a folder that is no sweep's.
+    """
     kept, rest = [], list(arguments)
     while rest:
         word = rest.pop(0)
@@ -63,13 +98,14 @@ def take_resume(arguments: Sequence[str]) -> list[str]:
             kept.append(word)
             continue
         folder = word.partition("=")[2] or (rest.pop(0) if rest else "")
-        if not folder or not Path(folder).is_dir():
+        if not {"-m", "--multirun"} & {*arguments}:
+            raise BadInput("--resume goes on with a sweep; give -m and the sweep's own overrides too")
+        if not folder or not ((Path(folder) / "multirun.yaml").exists() or jobs(Path(folder))):
             raise BadInput(
                 f"--resume needs the folder of a sweep, and {folder!r} is none; it lies under runs/"
             )
-        if not {"-m", "--multirun"} & {*arguments}:
-            raise BadInput("--resume goes on with a sweep; give -m and the sweep's own overrides too")
-        kept.append(f"hydra.sweep.dir={folder}")
+        quoted = folder.replace("'", "\\'")
+        kept.append(f"hydra.sweep.dir='{quoted}'")
     return kept
 
 
@@ -104,23 +140,39 @@ def keep_results(folder: Path, results: Any) -> dict[str, Any]:
     return figures
 
 
-def objectives(config: DictConfig, figures: dict[str, Any]) -> Any:
-    """What a sweeper is told of a finished job: the figures that `objectives` names, one or several."""
-    names = config.get("objectives") or []
-    if not names:
-        return None
+def mark(folder: Path, before: dict[str, Any], state: str, error: BaseException | str) -> None:
+    """Write how a job broke off, also one whose run had closed already.
+
+    A status that is still as it was `before` the job is another run's, which keeps its folder and its word.
+    """
+    status = read_status(folder)
+    if status and (status == before or status["state"] in ("failed", "interrupted")):
+        return
+    write_status(folder, state, error)
+
+
+def objectives(names: Sequence[str], figures: dict[str, Any]) -> Any:
+    """What a sweeper is told of a finished job: the figures `names`, one or several; None counts as a failed trial."""
     values = [figures.get(name) for name in names]
-    if any(value is None for value in values):
+    lacking = [name for name, value in zip(names, values) if value is None]
+    if lacking or not names:
+        known = ", ".join(key for key, value in figures.items() if value is not None)
+        told = f"it has no {', '.join(lacking)}" if lacking else "objectives is empty"
+        print(
+            f"the sweeper learns nothing from this job: {told}; use figures it has ({known})", file=sys.stderr
+        )
         return None
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def jobs(folder: Path) -> list[JobLine]:
-    """Every job of a sweep, by number."""
+    """Every job of a sweep, by number; of several tries of the same overrides the finished one, else the latest."""
+    found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    tries: dict[str, Path] = {}
+    for path in sorted((path for path in found if number_of(path) >= 0), key=rank):
+        tries[path.name.partition("_")[2]] = path
     lines = []
-    for path in sorted((p for p in folder.iterdir() if p.is_dir()), key=number_of):
-        if number_of(path) < 0:
-            continue
+    for path in sorted(tries.values(), key=number_of):
         status, given = read_status(path), path / ".hydra" / "overrides.yaml"
         overrides = list(OmegaConf.load(given)) if given.exists() else []
         results = json.loads((path / RESULTS).read_text("utf-8")) if (path / RESULTS).exists() else {}
@@ -142,6 +194,13 @@ def number_of(path: Path) -> int:
     """A job's number, from its folder's name; −1 for other folders."""
     number = path.name.partition("_")[0]
     return int(number) if number.isdigit() else -1
+
+
+def rank(path: Path) -> tuple[bool, int, int]:
+    """Which of several tries of a job counts: the highest."""
+    status = path / "status.json"
+    changed = status.stat().st_mtime_ns if status.exists() else 0
+    return read_status(path).get("state") == "finished", changed, number_of(path)
 
 
 def verdict(folders: Sequence[Path]) -> int:

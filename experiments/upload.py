@@ -2,16 +2,17 @@
 
 python -m experiments.upload runs/2026-11-30/12-00-00_benchmark_1a2b3c [more folders]
 
-Runs are offline unless you are logged in; what a sweep's jobs shared they share again.
+Runs are offline unless you are logged in, whatever the run itself was; what a sweep's jobs shared they share again.
 """
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from eagle4 import tracking
 from eagle4.errors import BadInput
@@ -35,11 +36,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def upload(folder: Path) -> str:
     """Send one folder; returns what was sent in a few words. Raises BadInput for a folder that holds no whole run."""
-    config, environment, records = contents(folder)
-    given = wanted(config)
-    known = {"wandb": "auto", "project": "eagle4", "group": None} | given
-    spec = TrackingSpec(known["wandb"], known["project"], known["group"], tuple(given.get("tags", ())))
-    job = Job(**environment["job"] | {"overrides": tuple(environment["job"]["overrides"])})
+    config, job, records = contents(folder)
+    given = config.get("tracking") or {}
+    spec = TrackingSpec(
+        "auto", given.get("project", "eagle4"), given.get("group"), tuple(given.get("tags") or ())
+    )
     run = tracking.send(folder, config, spec, job)
     if run is None:
         raise BadInput(f"{folder}: W&B did not start; see the warning above, or set WANDB_MODE=offline")
@@ -47,7 +48,7 @@ def upload(folder: Path) -> str:
         if "summary" in record:
             run.summary(record["summary"])
         else:
-            run.log({k: v for k, v in record.items() if k not in ("step", "time_s")}, record["step"])
+            run.log({k: v for k, v in record.items() if k not in ("step", "time_s")}, record.get("step"))
     for picture in sorted(folder.glob("*.png")):
         run.attach(picture)
     run.rounds()
@@ -56,30 +57,38 @@ def upload(folder: Path) -> str:
     return f"{len(records)} records, run {state}"
 
 
-def wanted(config: dict[str, Any]) -> dict[str, Any]:
-    """The run's own tracking settings; a disabled one is sent as if it had said auto."""
-    given = {k: v for k, v in config.get("tracking", {}).items() if k != "_target_"}
-    return given | ({"wandb": "auto"} if given.get("wandb") == "disabled" else {})
-
-
-def contents(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """Config, environment and records. Raises BadInput naming the file that is missing or damaged."""
+def contents(folder: Path) -> tuple[dict[str, Any], Job, list[dict[str, Any]]]:
+    """Config, job and records. Raises BadInput naming the file that is missing or damaged."""
     for name in ("config.yaml", "environment.json", "metrics.jsonl"):
         if not (folder / name).is_file():
             raise BadInput(f"{folder} is not a run folder: it has no {name}")
-    config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    assert isinstance(config, dict)
-    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
+    config = parsed(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+    job = parsed(folder / "environment.json", lambda text: Job(**json.loads(text)["job"]))
+    records = lines(folder / "metrics.jsonl")
+    if (folder / "rounds.jsonl").exists():
+        lines(folder / "rounds.jsonl")  # tracking reads it again; here it is only to be whole
+    if (folder / "status.json").exists():
+        parsed(folder / "status.json", json.loads)
+    return {str(k): v for k, v in config.items()}, job._replace(overrides=tuple(job.overrides)), records
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file."""
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise BadInput(
-                f"{folder / 'metrics.jsonl'}: line {number} is damaged ({error}); remove it"
-            ) from error
-    environment = json.loads((folder / "environment.json").read_text("utf-8"))
-    return {str(k): v for k, v in config.items()}, environment, records
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"{path}: line {number} is damaged ({error}); remove it") from error
+    return found
+
+
+def parsed(path: Path, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(path.read_text("utf-8"))
+    except (ValueError, TypeError, KeyError, YAMLError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise BadInput(f"{path} is damaged ({said}); this run can't be sent") from error
 
 
 if __name__ == "__main__":

@@ -210,6 +210,7 @@ REPLAYED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPLAYED)
 def test_replayed_experiments_run(app, recorded, tmp_path, name):
     count, overrides = REPLAYED[name]
@@ -220,6 +221,7 @@ def test_replayed_experiments_run(app, recorded, tmp_path, name):
     assert all(np.isfinite(o["speedup"]) for job in jobs for o in job)
 
 
+@pytest.mark.slow
 def test_measured_experiments_run(app, tmp_path):
     heads = "heads=[own,full,r4c20]"
     assert app(draft_cost, "+experiment=figure2_head", heads, "rows=[1]", "repeats=1", "context=16")[0] == 0

@@ -70,10 +70,12 @@ def test_interpolation_equals_an_oracle_inside_at_and_beyond_the_points(axes):
         np.testing.assert_allclose(at(grid, *point), oracle(axes, ms, point), rtol=2e-5)
 
 
-def test_making_a_grid_raises_a_point_to_the_largest_below_it_and_never_lowers_one():
+def test_making_a_grid_lowers_a_point_to_the_smallest_beyond_it_and_never_raises_one():
     noisy = [[[3.0, 2.0], [1.0, 4.0]], [[2.0, 5.0], [2.0, 1.0]]]
     grid = costs.grid([1, 2], [8, 9], [1, 4], noisy)
-    np.testing.assert_array_equal(grid.ms, [[[3, 3], [3, 4]], [[3, 5], [3, 5]]])
+    np.testing.assert_array_equal(grid.ms, [[[1, 1], [1, 1]], [[1, 1], [1, 1]]])
+    disturbed = costs.grid([1], [8], [1, 2, 3, 8], [[[10.0, 30.0, 12.0, 16.0]]])
+    np.testing.assert_array_equal(disturbed.ms, [[[10, 12, 12, 16]]])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from eagle4 import page, report
 from eagle4.errors import BadInput
 from eagle4.metrics import Rounds
-from eagle4.page_cost import pareto
+from eagle4.page_cost import label_sides, pareto
 from eagle4.runs import labels, read_run, read_runs
 from eagle4.summary import Sample, summarise
 from eagle4.tracking import write_status
@@ -241,6 +241,13 @@ def test_pareto_front(plane, front):
     assert pareto(plane) == front
 
 
+def test_names_of_points_that_are_close_stand_on_different_sides():
+    # Of the two at 0.8 the lower one gives way; the one at 2.4 is alone.
+    sides = label_sides([(0.80, 1.90), (0.82, 1.88), (2.40, 1.90)])
+    assert list(sides.values()) == ["top center", "bottom center", "top center"]
+    assert label_sides([(0.5, 2.0)]) == {(0.5, 2.0): "top center"}
+
+
 def replayed(name, kind, speedup, tau, batch=1, **settings):
     costs = {
         "rounds": 3,
@@ -283,6 +290,17 @@ def test_length_against_cost_holds_measured_and_replayed_points_and_their_fronts
     assert best[0] == ["m11 · replay", "policy", "depth=11", "1", "2.10×", "2.00", "4.8"]
     assert [row[4] for row in best] == sorted((row[4] for row in best), reverse=True)
     assert "reaches 9.00× at batch 1" in parsed.text
+
+
+def test_a_replayed_setting_that_names_no_batch_is_of_one_request(tmp_path):
+    replay = folder(tmp_path / "replay", kind="replay")
+    point = {key: value for key, value in replayed("m", "policy", 1.5, 2.0).items() if key != "batch"}
+    (replay / "replay.json").write_text(json.dumps([point]))
+    best = shown(replay).table("name", "kind", "settings", "batch", "speed-up", "τ", "ms a token")
+    assert best == [["m", "policy", "as configured", "1", "1.50×", "2.00", "6.7"]]
+    (replay / "replay.json").write_text(json.dumps([point | {"batch": "four"}]))
+    with pytest.raises(BadInput, match="entry 1, has 'four' as 'batch'"):
+        read_run(replay)
 
 
 def test_a_load_run_shows_speed_levels_and_nodes_by_batch(tmp_path):
@@ -378,6 +396,17 @@ def test_ids_that_differ_are_not_hidden(tmp_path):
     assert ["DIFFERS" in cell for cell in row[1:]] == [True, False, True]
 
 
+def test_ids_that_nobody_compared_are_not_said_to_differ(tmp_path):
+    given = [s._replace(identical=None) for s in samples()]
+    parsed = shown(folder(tmp_path / "run", given=given))
+    assert "The ids of eagle4 were not compared with plain decoding's." in " ".join(parsed.text.split())
+    assert "DIFFERS" not in parsed.text
+    # The rows alone say it too, when metrics.jsonl is lost: 1 of the 2 prompts has other ids.
+    run = folder(tmp_path / "rows", given=samples(identical=False))
+    (run / "metrics.jsonl").unlink()
+    assert "eagle4 DIFFERS from plain decoding: ids identical on 1 of 2 prompts." in shown(run).text
+
+
 @pytest.mark.parametrize(
     ("state", "error", "given", "said"),
     [
@@ -406,7 +435,17 @@ def test_a_job_that_left_only_hydra_s_own_files_is_shown_too(tmp_path):
     own.mkdir(parents=True)
     (own / "hydra.yaml").write_text("hydra: {job: {config_name: benchmark}}\n")
     (own / "config.yaml").write_text("tree: {depth: 7, nodes: 4}\n")
-    assert "unfinished: it left no status" in shown(tmp_path / "sweep").text
+    for given in (tmp_path / "sweep", own.parent):
+        assert "unfinished: it left no status" in shown(given).text
+
+
+def test_a_job_that_broke_off_before_it_said_what_it_was_is_not_hidden(tmp_path):
+    folder(tmp_path / "sweep" / "0_good", given=samples())
+    lost = tmp_path / "sweep" / "1_lost"
+    lost.mkdir()
+    write_status(lost, "failed", BadInput("no such method"))
+    assert "failed BadInput: no such method" in shown(tmp_path / "sweep").text
+    assert "failed BadInput: no such method" in shown(lost).text
 
 
 def test_folders_are_told_apart_by_what_differs(tmp_path):

@@ -205,6 +205,21 @@ def test_acceptance_of_nothing_ends_in_drafting_nothing():
     assert float(plan.price.reach[0]) < 0.3
 
 
+@pytest.mark.parametrize(
+    ("verify", "first", "step", "depth"),
+    [
+        ((10, 20.5, 31, 41), 0, 0, 0),  # a second row costs more than the token it may bring
+        ((10, 19, 40, 80), 0, 0, 4),  # one right guess would just pay
+        ((10, 19, 40, 80), 2, 0, 0),  # but not what it takes to open the round
+        ((10, 19, 19, 19), 8, 5, 4),  # three right guesses pay for opening and two steps
+        ((10, 19, 19, 19), 8, 9, 0),
+    ],
+)
+def test_nothing_is_drafted_where_even_right_guesses_would_not_pay(verify, first, step, depth):
+    _, _, plan = planned(costs=table(verify, step, first))
+    assert int(plan.depth) == depth
+
+
 def test_good_rounds_end_a_rest():
     policy = POLICIES["marginal"](PolicySpec("marginal"), TREE)
     state = policy.init()._replace(

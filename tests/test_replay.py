@@ -70,12 +70,27 @@ def test_recorded_answers_are_plain_decodings(answers):
 
 SETTINGS = [
     (Variant("own", 2, 2), TreeSpec("dynamic", 3, 2, 2, 6, buckets=(1, 2, 3, 4)), PolicySpec()),
-    (Variant("own", 3, 3), TreeSpec("dynamic", 4, 3, 3, 8), PolicySpec(depth=2, nodes=5)),
-    (Variant("own", 1, 1), TreeSpec("chain", 4, 1, 1, 5), PolicySpec()),
-    (Variant("own", 2, 2), TreeSpec("dynamic", 4, 3, 3, 8), PolicySpec(width=2, children=2)),
+    pytest.param(
+        Variant("own", 3, 3),
+        TreeSpec("dynamic", 4, 3, 3, 8),
+        PolicySpec(depth=2, nodes=5),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(Variant("own", 1, 1), TreeSpec("chain", 4, 1, 1, 5), PolicySpec(), marks=pytest.mark.slow),
+    pytest.param(
+        Variant("own", 2, 2),
+        TreeSpec("dynamic", 4, 3, 3, 8),
+        PolicySpec(width=2, children=2),
+        marks=pytest.mark.slow,
+    ),
     (Variant("own", 3, 3), TreeSpec("dynamic", 4, 3, 3, 8), PolicySpec("confidence", threshold=0.15)),
     (Variant("own", 3, 3), TreeSpec("dynamic", 4, 3, 3, 8, buckets=(1, 2, 3, 4, 6)), PolicySpec("marginal")),
-    (Variant("own", 2, 2), TreeSpec("dynamic", 4, 2, 2, 8), PolicySpec("marginal", tau=0.6, rise=0.2)),
+    pytest.param(
+        Variant("own", 2, 2),
+        TreeSpec("dynamic", 4, 2, 2, 8),
+        PolicySpec("marginal", tau=0.6, rise=0.2),
+        marks=pytest.mark.slow,
+    ),
     (Variant("own", 3, 3), TreeSpec("dynamic", 2, 3, 3, 8), PolicySpec("marginal", online=False, forget=0.8)),
 ]
 

@@ -9,25 +9,35 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from eagle4 import sweeps
+from eagle4 import conf, sweeps, tracking
 from eagle4.errors import BadInput
 
-# A job that costs nothing. It fails for batch 3 while the file `fixed` is not there, and waits if told to.
+# A job that costs nothing. While the file `fixed` is not there it fails for batch 3, for 4 after its run has closed,
+# stops for 5 before it opens, is killed for 6, and waits for 99.
 SCRIPT = """
-import pathlib, time
+import os, pathlib, signal, time
 from eagle4 import conf, tracking
 from eagle4.errors import BadInput
 
 def main(config):
     folder, job = conf.output()
+    broken = not pathlib.Path("fixed").exists()
+    if config.batch == 5 and broken:
+        raise KeyboardInterrupt
     with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
         pathlib.Path(folder, "tries").open("a").write("x")
-        if config.batch == 3 and not pathlib.Path("fixed").exists():
+        if config.batch == 3 and broken:
             raise ValueError("planted")
-        if config.batch == 99 and not pathlib.Path("fixed").exists():
+        if config.batch == 6 and broken:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.batch == 99 and broken:
             time.sleep(60)
         run.log({"replay/batch": config.batch})
+    if config.batch == 4 and broken:
+        raise ValueError("too late")
     return {"tau": config.tree.depth / 2, "ms_per_token": float(config.batch)}
 
 if __name__ == "__main__":
@@ -64,7 +74,7 @@ def sweep(start, tmp_path):
 
 
 def test_twelve_jobs_two_of_which_fail_and_then_go_on(sweep, tmp_path):
-    grid = "batch=1,2,3,4,5,6", "tree.depth=1,2", DIR
+    grid = "batch=1,2,3,7,8,9", "tree.depth=1,2", DIR
     code, out, err, jobs = sweep(*grid)
     assert code == 1
     assert [job["state"] for job in jobs].count("failed") == 2
@@ -94,11 +104,64 @@ def test_twelve_jobs_two_of_which_fail_and_then_go_on(sweep, tmp_path):
 
 def test_resuming_goes_by_overrides_not_by_number(sweep, tmp_path):
     sweep("batch=1,2", DIR)
-    code, _, _, jobs = sweep("batch=5,2,1", "--resume=sweep")
+    code, _, _, jobs = sweep("batch=8,2,1", "--resume=sweep")
     assert code == 0
-    assert sorted(job["results"]["ms_per_token"] for job in jobs) == [1, 2, 5]
+    assert sorted(job["results"]["ms_per_token"] for job in jobs) == [1, 2, 8]
     assert len(list(tmp_path.glob("sweep/*/tries"))) == 3
     assert {p.read_text() for p in tmp_path.glob("sweep/*/tries")} == {"x"}
+
+
+def test_a_failed_job_that_comes_back_under_another_number_is_one_line(sweep, tmp_path):
+    code, _, _, jobs = sweep("batch=3,1", DIR)
+    assert (code, [job["state"] for job in jobs]) == (1, ["failed", "finished"])
+    (tmp_path / "fixed").touch()
+    code, out, _, jobs = sweep("batch=1,3", "--resume", "sweep")
+    assert code == 0
+    assert sorted((job["results"]["ms_per_token"], job["state"]) for job in jobs) == [
+        (1, "finished"),
+        (3, "finished"),
+    ]
+    assert "nothing was left to run" not in out
+    code, out, _, again = sweep("batch=1,3", "--resume", "sweep")
+    assert (code, again) == (0, jobs)
+    assert out.count("nothing was left to run: every job had finished before") == 1
+
+
+def test_a_job_that_breaks_after_its_run_closed_has_failed(sweep, tmp_path):
+    code, _, _, jobs = sweep("batch=4,1", DIR)
+    assert (code, [job["error"] for job in jobs]) == (1, ["ValueError: too late", None])
+    (tmp_path / "fixed").touch()
+    code, _, _, jobs = sweep("batch=4,1", "--resume", "sweep")
+    assert (code, jobs[0]["results"]["ms_per_token"]) == (0, 4)
+
+
+@pytest.mark.slow
+def test_an_interrupt_before_the_run_opens_is_told_with_the_way_on(sweep):
+    code, out, err, jobs = sweep("batch=1,5", DIR)
+    assert (code, [job["state"] for job in jobs]) == (130, ["finished", "interrupted"])
+    assert "interrupted" in out
+    assert "give the same command and --resume sweep" in err
+
+
+@pytest.mark.slow
+def test_a_lost_worker_still_leaves_the_table(sweep, tmp_path):
+    code, out, err, jobs = sweep("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "batch=1,6", DIR)
+    assert code == 1
+    assert jobs[-1]["state"] == "running", "nobody could write how it ended"
+    assert "sweep folder: sweep" in out
+    assert [line for line in err.splitlines() if line.startswith("error: the sweep stopped: Terminated")]
+    (tmp_path / "fixed").touch()
+    code, _, _, jobs = sweep("batch=1,6", "--resume=sweep")
+    assert (code, [job["state"] for job in jobs]) == (0, ["finished"] * 2)
+
+
+def test_a_sweep_over_nothing_says_so(sweep):
+    code, out, _, jobs = sweep("batch=range(3,3)", DIR)
+    assert (code, jobs) == (0, [])
+    assert out.splitlines() == [
+        "no job has run: the overrides give no value to sweep over",
+        "sweep folder: sweep",
+    ]
 
 
 def test_a_killed_sweep_keeps_what_is_done_and_goes_on(start, sweep, tmp_path):
@@ -116,6 +179,7 @@ def test_a_killed_sweep_keeps_what_is_done_and_goes_on(start, sweep, tmp_path):
     assert (code, [job["state"] for job in jobs]) == (0, ["finished"] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_jobs_in_other_processes_are_judged_by_what_they_left(sweep, launcher):
     more = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else ["hydra.launcher.timeout_min=2"]
@@ -126,15 +190,24 @@ def test_jobs_in_other_processes_are_judged_by_what_they_left(sweep, launcher):
     assert "failed: ValueError: planted" in out
 
 
+@pytest.mark.slow
 def test_optuna_gets_two_objectives_and_survives_a_failed_job(sweep, tmp_path):
     space = "batch=choice(1,3)", "tree.depth=choice(1,2)"
     code, _, err, jobs = sweep("hydra/sweeper=tau_against_cost", "hydra.sweeper.n_trials=4", *space, DIR)
-    assert len(jobs) == 4, err
+    # A trial that repeats another's overrides adds no line.
+    assert 2 <= len({tuple(job["overrides"]) for job in jobs}) == len(jobs), err
     failed = [job for job in jobs if job["state"] == "failed"]
     assert code == (1 if failed else 0)
-    found = (tmp_path / "sweep" / "optimization_results.yaml").read_text()
-    assert "optuna" in found
-    assert "solutions" in found  # two objectives: a front, not one best value
+    front = OmegaConf.load(tmp_path / "sweep" / "optimization_results.yaml").solutions
+    told = {(s.params.batch, s.params["tree.depth"]): list(s["values"]) for s in front}
+    assert told, "a study whose every trial failed has an empty front"
+    assert all(values == [depth / 2, batch] for (batch, depth), values in told.items())
+    assert {batch for batch, _ in told} == {1}, "batch 3 fails"
+
+
+@pytest.mark.parametrize("path", sorted(conf.CONFIGS.glob("hydra/*/*.yaml")), ids=lambda p: p.stem)
+def test_every_launcher_and_sweeper_composes(path):
+    conf.compose("replay", [f"hydra/{path.parent.name}={path.stem}"])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +215,7 @@ def test_optuna_gets_two_objectives_and_survives_a_failed_job(sweep, tmp_path):
     [
         (["prog", "-m", "--resume"], "--resume needs the folder of a sweep"),
         (["prog", "-m", "--resume", "nowhere"], "'nowhere' is none"),
+        (["prog", "-m", "--resume", "."], "'.' is none"),
         (["prog", "--resume", "."], "give -m and the sweep's own overrides too"),
     ],
 )
@@ -163,9 +237,34 @@ def test_bad_input_alone_gives_its_own_status(tmp_path):
     assert [line.state for line in sweeps.jobs(tmp_path)] == ["failed", "finished", "failed", "missing"]
 
 
-def test_objectives_are_the_named_figures():
-    figures = {"tau": 2.0, "speedup": 1.5}
-    assert sweeps.objectives({"objectives": ["speedup", "tau"]}, figures) == (1.5, 2.0)  # type: ignore[arg-type]
-    assert sweeps.objectives({"objectives": ["tau"]}, figures) == 2.0  # type: ignore[arg-type]
-    assert sweeps.objectives({"objectives": ["cost"]}, figures) is None  # type: ignore[arg-type]
+def test_a_folder_with_a_comma_is_one_folder(tmp_path):
+    folder = tmp_path / "a=b, c's"
+    (folder / "0_x=1").mkdir(parents=True)
+    (folder / "0_x=1" / "status.json").write_text('{"state": "finished"}')
+    *_, override = sweeps.take_resume(["prog", "-m", "--resume", str(folder)])
+    parsed = OverridesParser.create().parse_override(override)
+    assert (parsed.key_or_group, parsed.value()) == ("hydra.sweep.dir", str(folder))
+    assert not parsed.is_sweep_override()
+
+
+def test_a_broken_job_marks_its_own_run_alone(tmp_path):
+    tracking.write_status(tmp_path, "finished")
+    before = tracking.read_status(tmp_path)
+    sweeps.mark(tmp_path, before, "failed", ValueError("no"))
+    assert tracking.read_status(tmp_path) == before, "the folder was another run's"
+    sweeps.mark(tmp_path, {}, "failed", ValueError("no"))
+    assert tracking.read_status(tmp_path)["error"] == "ValueError: no"
+    sweeps.mark(tmp_path, {}, "failed", ValueError("later"))
+    assert tracking.read_status(tmp_path)["error"] == "ValueError: no", "the run has said it already"
+
+
+def test_objectives_are_the_named_figures(capsys):
+    figures = {"tau": 2.0, "speedup": 1.5, "loss": None}
+    assert sweeps.objectives(["speedup", "tau"], figures) == (1.5, 2.0)
+    assert sweeps.objectives(["tau"], figures) == 2.0
+    assert capsys.readouterr().err == ""
+    for names in (["cost"], ["tau", "loss"], []):
+        assert sweeps.objectives(names, figures) is None
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "use figures it has (tau, speedup)" in line
     assert Path(sweeps.glob_safe("a[1]*")).name == "a[[]1[]][*]"

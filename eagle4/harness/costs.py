@@ -80,8 +80,9 @@ def round_ms(
 def grid(batch: Any, context: Any, size: Any, ms: Any) -> Grid:
     """A checked Grid, made monotone: more rows, context or size never cost less.
 
-    Noise in timings is what breaks monotony, so a point is raised to the largest of those below it. Raises BadInput
-    for axes that don't increase, and for costs that are negative or not finite.
+    Noise in timings is what breaks monotony, and interference only ever adds time. So a point that costs more than a
+    larger one is lowered to it: raised the other way, one disturbed point would lift all beyond it. Raises BadInput for
+    axes that don't increase, and for costs that are negative or not finite.
     """
     axes = [np.asarray(axis, np.float32) for axis in (batch, context, size)]
     costs = np.asarray(ms, np.float32)
@@ -97,7 +98,7 @@ def grid(batch: Any, context: Any, size: Any, ms: Any) -> Grid:
     if not np.isfinite(costs).all() or (costs < 0).any():
         raise BadInput("cost table: costs must be finite and at least 0; measure the table again")
     for axis in range(3):
-        costs = np.maximum.accumulate(costs, axis=axis)
+        costs = np.flip(np.minimum.accumulate(np.flip(costs, axis), axis), axis)
     return Grid(jnp.asarray(axes[0]), jnp.asarray(axes[1]), jnp.asarray(axes[2]), jnp.asarray(costs))
 
 

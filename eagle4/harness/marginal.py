@@ -7,6 +7,7 @@ of this batch and context, so that plain decoding has τ = 1 and τ is the speed
     extend   while up to LOOK further levels, less what their steps cost, raise the best value of the line below;
              looking further than one level steps over a cost that rises in stairs
     budget   the n that maximises Σ_{i<n} P_i − τ·V(n), over the row counts the target is compiled for
+    nothing  where even guesses that are all right would not pay
     rest     when drafting rounds have clearly earned less than plain decoding would have, draft nothing for a while;
              each failed trial doubles the while
 """
@@ -103,7 +104,9 @@ def marginal(spec: PolicySpec, tree: TreeSpec) -> Policy:
             reach=trust.reach(state.acceptance),
         )
         depth = jnp.minimum(best_depth(price, tree), state.sizes.depth) if drawn else state.sizes.depth
-        return state.sizes._replace(depth=jnp.where(state.rest > 0, 0, depth), price=price)
+        opening = cost.at(costs.first, batch, context, 1) / plain_ms
+        none = (state.rest > 0) | ~could_pay(price, opening)
+        return state.sizes._replace(depth=jnp.where(none, 0, depth), price=price)
 
     return Policy(init, plan, extend, budget, update, priced=True)
 
@@ -161,6 +164,17 @@ def values(
 
 def worth(price: Price, plan: Plan, rates: Float[Array, "B N1"], tau: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.max(values(price, plan, rates, tau))
+
+
+def could_pay(price: Price, opening: Float[Array, ""]) -> Bool[Array, ""]:
+    """Whether drafting would pay if every guess were right: a chain as deep as any, for its levels' and rows' price.
+
+    Where it would not, as on a machine that is busy with many requests already, not even a trial is worth its opening.
+    """
+    P, N = price.reach.shape[0], price.verify.shape[0]
+    levels = jnp.arange(1, P + 1)
+    spent = opening + (levels - 1) * price.step + price.verify[jnp.minimum(levels, N - 1)] - 1.0
+    return jnp.any((levels - price.tau * spent > 0) & (levels < N))
 
 
 def best_depth(price: Price, tree: TreeSpec) -> Int32[Array, ""]:
