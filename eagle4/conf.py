@@ -215,12 +215,13 @@ def main_guard(task: Callable[[DictConfig], Any], failures: list[int]) -> Callab
         if multirun:
             job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)}): "
             print(f"{job}{folder}", file=sys.stderr)
+            sweeps.listen_for_term()
         try:
             figures = sweeps.finished_before(folder) if multirun else None
             if figures is None:
                 figures = sweeps.keep_results(folder, task(config))
-            listens = multirun and not hydra_config.sweeper._target_.endswith(".BasicSweeper")
-            return sweeps.objectives(config.get("objectives") or [], figures) if listens else None
+            wanted = sweeps.directions(hydra_config.sweeper) if multirun else 0
+            return sweeps.objectives(config.get("objectives") or [], figures, wanted) if wanted else None
         except KeyboardInterrupt:
             sweeps.mark(folder, before, "interrupted", "KeyboardInterrupt")
             kept = tracking.count_records(folder)
@@ -252,6 +253,7 @@ def run_app(task: Callable[[DictConfig], Any], config_name: str) -> None:
     sweeps.STARTED.clear()
     sweeps.ENDED.clear()
     try:
+        sweeps.refuse_empty(sys.argv)
         sys.argv = sweeps.take_resume(sys.argv)
         register()
         keep_compiled()

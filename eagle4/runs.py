@@ -274,8 +274,8 @@ def labels(runs: Sequence[RunFolder]) -> list[tuple[str, ...]]:
     """What tells the runs apart, in a few words each: (`eagle4`, `depth=4`). A single run needs none.
 
     Runs of one experiment are told apart by the keys that differ among their configs, typed ones first; those of a
-    method's own parts that only follow its name are not said unless somebody typed them. Two differences are said, more
-    if it takes more; runs with equal configs get their folder's name. `differences` has all of it.
+    method's own parts that only follow its name are not said unless somebody typed them. Two differences are said, and
+    those after them that tell more runs apart; equal configs get their folder's name. `differences` has all of it.
     """
     if len(runs) < 2:
         return [()] * len(runs)
@@ -302,17 +302,17 @@ def _telling(runs: Sequence[RunFolder]) -> list[tuple[str, ...]]:
 
     kept = {key: values for key, values in table.items() if not implied(key, values)}
     order = sorted(kept, key=lambda key: key not in typed)
-    said = [
-        [
-            f"{key.rpartition('.')[2]}={Path(kept[key][i] or '').name}"
-            for key in order
-            if kept[key][i] is not None
+
+    def said(chosen: Sequence[str]) -> list[tuple[str, ...]]:
+        given = [[(key, kept[key][i]) for key in chosen] for i in range(len(runs))]
+        words = [
+            [f"{key.rpartition('.')[2]}={Path(value).name}" for key, value in each if value is not None]
+            for each in given
         ]
-        for i in range(len(runs))
-    ]
-    heads = [[name] if name is not None else [] for name in names]
-    for most in range(2, max(2, len(order)) + 1):
-        found = [(*head, *words[:most]) for head, words in zip(heads, said)]
-        if len(set(found)) == len(runs):
-            break
-    return found
+        return [(*([name] if name is not None else []), *each) for name, each in zip(names, words)]
+
+    chosen = order[:2]
+    for key in order[2:]:
+        if len(set(said([*chosen, key]))) > len(set(said(chosen))):
+            chosen.append(key)
+    return said(chosen)

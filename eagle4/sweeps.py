@@ -5,14 +5,17 @@ figures in results.json, whichever process it ran in, so the sweep's verdict is 
 """
 
 import json
+import re
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -57,9 +60,9 @@ def tell(folder: Path) -> None:
     """Print the table of all jobs with a line for each that did not finish, and write it as sweep.json."""
     lines = jobs(folder)
     told = [
-        f"job {line.number} {line.state}: {first_line(line.error)}"
+        f"job {line.number} {line.state}: {first_line(line.error or 'it left no word of how it ended')}"
         for line in lines
-        if line.error is not None
+        if line.state != "finished"
     ]
     if not lines:
         told.append("no job has run: the overrides give no value to sweep over")
@@ -109,6 +112,26 @@ def take_resume(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Raises BadInput for `-m key=`: a sweep over no value, which Hydra takes for one empty text."""
+    if {"-m", "--multirun"} & {*arguments}:
+        for word in arguments[1:]:
+            if found := re.fullmatch(r"([^=]+)=\s*", word):
+                raise BadInput(
+                    f"{word} gives no value to sweep over; write {found[1]}=a,b or, for an empty text, {found[1]}=''"
+                )
+
+
+def listen_for_term() -> None:
+    """Lets SIGTERM end a job as an interrupt does, in a worker process too, which is started without `run_app`.
+
+    A launcher that has its own word for the signal (SLURM sends it before it moves a job) keeps it.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def finished_before(folder: Path) -> dict[str, Any] | None:
     """Figures of a job that this sweep has finished already, by its overrides; None if it must run.
 
@@ -151,18 +174,31 @@ def mark(folder: Path, before: dict[str, Any], state: str, error: BaseException 
     write_status(folder, state, error)
 
 
-def objectives(names: Sequence[str], figures: dict[str, Any]) -> Any:
-    """What a sweeper is told of a finished job: the figures `names`, one or several; None counts as a failed trial."""
+def objectives(names: Sequence[str] | str, figures: dict[str, Any], wanted: int) -> Any:
+    """What a sweeper that optimises `wanted` figures is told of a finished job: those of `names`.
+
+    A lone figure is a number, several are a tuple. None, told in one line, counts as a failed trial.
+    """
+    names = [names] if isinstance(names, str) else list(names)
     values = [figures.get(name) for name in names]
     lacking = [name for name, value in zip(names, values) if value is None]
-    if lacking or not names:
+    if lacking:
         known = ", ".join(key for key, value in figures.items() if value is not None)
-        told = f"it has no {', '.join(lacking)}" if lacking else "objectives is empty"
-        print(
-            f"the sweeper learns nothing from this job: {told}; use figures it has ({known})", file=sys.stderr
-        )
-        return None
-    return values[0] if len(values) == 1 else tuple(values)
+        told = f"it has no {', '.join(lacking)}; let objectives name figures it has ({known})"
+    elif len(names) != wanted:
+        told = f"objectives names {len(names)} figures, hydra.sweeper.direction {wanted}; name as many"
+    else:
+        return values[0] if wanted == 1 else tuple(values)
+    print(f"the sweeper learns nothing from this job: {told}", file=sys.stderr)
+    return None
+
+
+def directions(sweeper: DictConfig) -> int:
+    """How many figures the sweeper optimises; 0 for one that listens to none (Hydra's own grid)."""
+    if sweeper._target_.endswith(".BasicSweeper"):
+        return 0
+    given = sweeper.get("direction")
+    return len(given) if isinstance(given, ListConfig) else 1
 
 
 def jobs(folder: Path) -> list[JobLine]:
@@ -204,10 +240,11 @@ def rank(path: Path) -> tuple[bool, int, int]:
 
 
 def verdict(folders: Sequence[Path]) -> int:
-    """Exit status of sweeps: 0, 2 if only bad input made jobs fail, 1 for anything else."""
-    bad = [line for folder in folders for line in jobs(folder) if line.state != "finished"]
+    """Exit status of sweeps: 0, 2 if only bad input made jobs fail or there was none to run, 1 for anything else."""
+    found = [jobs(folder) for folder in folders]
+    bad = [line for lines in found for line in lines if line.state != "finished"]
     if not bad:
-        return 0
+        return 0 if all(found) else 2
     return 2 if all((line.error or "").startswith("BadInput") for line in bad) else 1
 
 

@@ -102,17 +102,24 @@ class Run:
         self._tell("attach", show)
 
     def scatter(self, name: str, rows: Sequence[dict[str, Any]], x: str, y: str) -> None:
-        """A table of rows and a chart of two of their columns, in W&B; the rows are in the folder's own files."""
+        """Keeps rows as `<name>.chart.json` and shows them in W&B: a table, and a chart of two of their columns."""
+        chart = {"x": x, "y": y, "rows": plain(rows)}
+        write_atomic(self.folder / f"{name}.chart.json", json.dumps(chart, indent=1) + "\n")
+        self.charts()
+
+    def charts(self) -> None:
+        """Every chart.json of the folder in W&B."""
 
         def show(board: Any) -> None:
             import wandb
 
-            if not rows:
-                return
-            columns: list[Any] = list(rows[0])
-            found = wandb.Table(columns=columns, data=[[plain(row[c]) for c in columns] for row in rows])
-            board.log({f"{name}_chart": wandb.plot.scatter(found, x, y, title=name), "step": self._next_step})
-            board.log({f"{name}_table": found, "step": self._next_step})
+            for path in sorted(self.folder.glob("*.chart.json")):
+                name, chart = path.name.removesuffix(".chart.json"), json.loads(path.read_text("utf-8"))
+                columns: list[Any] = list(chart["rows"][0]) if chart["rows"] else [chart["x"], chart["y"]]
+                data = [[row[c] for c in columns] for row in chart["rows"]]
+                made = [wandb.Table(columns=columns, data=data) for _ in range(2)]  # one belongs to its chart
+                drawn = wandb.plot.scatter(made[0], chart["x"], chart["y"], title=name)
+                board.log({f"{name}_chart": drawn, f"{name}_table": made[1], "step": self._next_step})
 
         self._tell("chart", show)
 

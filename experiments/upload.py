@@ -1,4 +1,4 @@
-"""Send finished run folders to W&B again, from their files alone: config, every record, figures, rounds.
+"""Send finished run folders to W&B again, from their files alone: config, every record, figures, charts, rounds.
 
 python -m experiments.upload runs/2026-11-30/12-00-00_benchmark_1a2b3c [more folders]
 
@@ -51,6 +51,7 @@ def upload(folder: Path) -> str:
             run.log({k: v for k, v in record.items() if k not in ("step", "time_s")}, record.get("step"))
     for picture in sorted(folder.glob("*.png")):
         run.attach(picture)
+    run.charts()
     run.rounds()
     state = tracking.read_status(folder).get("state", "unknown")
     run.close(0 if state == "finished" else 1)
@@ -67,6 +68,8 @@ def contents(folder: Path) -> tuple[dict[str, Any], Job, list[dict[str, Any]]]:
     records = lines(folder / "metrics.jsonl")
     if (folder / "rounds.jsonl").exists():
         lines(folder / "rounds.jsonl")  # tracking reads it again; here it is only to be whole
+    for chart in folder.glob("*.chart.json"):
+        parsed(chart, lambda text: [json.loads(text)[key] for key in ("x", "y", "rows")])
     if (folder / "status.json").exists():
         parsed(folder / "status.json", json.loads)
     return {str(k): v for k, v in config.items()}, job._replace(overrides=tuple(job.overrides)), records

@@ -476,6 +476,15 @@ def test_what_follows_a_method_s_name_is_not_repeated(tmp_path):
     assert labels(read_runs([one, typed])) == [("x", "depth=1"), ("y", "depth=9")]
 
 
+def test_after_two_differences_only_those_that_tell_more_apart_are_said(tmp_path):
+    given = [(1, 1, 1, "p"), (2, 2, 2, "p"), (2, 2, 2, "q")]  # the third follows the first two
+    for i, values in enumerate(given):
+        folder(tmp_path / f"{i}", config=dict(zip(("a", "b", "c", "d"), values)))
+    runs = read_runs([tmp_path / f"{i}" for i in range(3)])
+    assert labels(runs) == [("a=1", "b=1", "d=p"), ("a=2", "b=2", "d=p"), ("a=2", "b=2", "d=q")]
+    assert labels(runs[:2]) == [("a=1", "b=1"), ("a=2", "b=2")]
+
+
 def spoil(path, name, content):
     (path / name).write_bytes(content) if isinstance(content, bytes) else (path / name).write_text(content)
     return [path]

@@ -208,9 +208,9 @@ def test_acceptance_of_nothing_ends_in_drafting_nothing():
 @pytest.mark.parametrize(
     ("verify", "first", "step", "depth"),
     [
-        ((10, 20.5, 31, 41), 0, 0, 0),  # a second row costs more than the token it may bring
-        ((10, 19, 40, 80), 0, 0, 4),  # one right guess would just pay
-        ((10, 19, 40, 80), 2, 0, 0),  # but not what it takes to open the round
+        ((10, 20.5, 41, 82), 0, 0, 0),  # a second row costs more than the token it may bring
+        ((10, 17, 40, 80), 0, 0, 4),  # one right guess would just pay
+        ((10, 17, 40, 80), 2, 0, 0),  # but not what it takes to open the round
         ((10, 19, 19, 19), 8, 5, 4),  # three right guesses pay for opening and two steps
         ((10, 19, 19, 19), 8, 9, 0),
     ],

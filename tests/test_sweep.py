@@ -16,7 +16,7 @@ from eagle4 import conf, sweeps, tracking
 from eagle4.errors import BadInput
 
 # A job that costs nothing. While the file `fixed` is not there it fails for batch 3, for 4 after its run has closed,
-# stops for 5 before it opens, is killed for 6, and waits for 99.
+# stops for 5 before it opens, is killed for 6, ended by a cluster's signal for 10, and waits for 99.
 SCRIPT = """
 import os, pathlib, signal, time
 from eagle4 import conf, tracking
@@ -28,11 +28,14 @@ def main(config):
     if config.batch == 5 and broken:
         raise KeyboardInterrupt
     with tracking.open_run(folder, conf.to_plain(config), conf.build(config.tracking), job) as run:
-        pathlib.Path(folder, "tries").open("a").write("x")
+        with pathlib.Path(folder, "tries").open("a") as file:
+            file.write("x")
         if config.batch == 3 and broken:
             raise ValueError("planted")
         if config.batch == 6 and broken:
             os.kill(os.getpid(), signal.SIGKILL)
+        if config.batch == 10 and broken:
+            os.kill(os.getpid(), signal.SIGTERM)
         if config.batch == 99 and broken:
             time.sleep(60)
         run.log({"replay/batch": config.batch})
@@ -50,7 +53,7 @@ DIR = "hydra.sweep.dir=sweep"
 def start(tmp_path):
     """Starts the script in a folder of its own."""
     (tmp_path / "job.py").write_text(SCRIPT)
-    env = os.environ | {"WANDB_MODE": "disabled", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    env = os.environ | {"WANDB_MODE": "disabled", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"}
 
     def started(*arguments):
         command = [sys.executable, "job.py", "-m", "tracking.wandb=disabled", *arguments]
@@ -149,15 +152,31 @@ def test_a_lost_worker_still_leaves_the_table(sweep, tmp_path):
     assert code == 1
     assert jobs[-1]["state"] == "running", "nobody could write how it ended"
     assert "sweep folder: sweep" in out
+    assert "job 1 running: it left no word of how it ended" in out
     assert [line for line in err.splitlines() if line.startswith("error: the sweep stopped: Terminated")]
     (tmp_path / "fixed").touch()
     code, _, _, jobs = sweep("batch=1,6", "--resume=sweep")
     assert (code, [job["state"] for job in jobs]) == (0, ["finished"] * 2)
 
 
+@pytest.mark.slow
+def test_a_signal_to_a_worker_interrupts_its_job(sweep, tmp_path):
+    code, _, err, jobs = sweep("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "batch=1,10", DIR)
+    assert code == 130
+    assert (jobs[-1]["overrides"][-1], jobs[-1]["state"]) == ("batch=10", "interrupted"), err
+    (tmp_path / "fixed").touch()
+    code, _, _, jobs = sweep("batch=1,10", "--resume=sweep")
+    assert (code, [job["state"] for job in jobs]) == (0, ["finished"] * 2)
+
+
 def test_a_sweep_over_nothing_says_so(sweep):
+    code, out, err, jobs = sweep("batch=", DIR)
+    assert (code, out, jobs) == (2, "", None)
+    assert (
+        err == "error: batch= gives no value to sweep over; write batch=a,b or, for an empty text, batch=''\n"
+    )
     code, out, _, jobs = sweep("batch=range(3,3)", DIR)
-    assert (code, jobs) == (0, [])
+    assert (code, jobs) == (2, [])
     assert out.splitlines() == [
         "no job has run: the overrides give no value to sweep over",
         "sweep folder: sweep",
@@ -260,11 +279,15 @@ def test_a_broken_job_marks_its_own_run_alone(tmp_path):
 
 def test_objectives_are_the_named_figures(capsys):
     figures = {"tau": 2.0, "speedup": 1.5, "loss": None}
-    assert sweeps.objectives(["speedup", "tau"], figures) == (1.5, 2.0)
-    assert sweeps.objectives(["tau"], figures) == 2.0
+    assert sweeps.objectives(["speedup", "tau"], figures, 2) == (1.5, 2.0)
+    assert sweeps.objectives(["tau"], figures, 1) == sweeps.objectives("tau", figures, 1) == 2.0
     assert capsys.readouterr().err == ""
-    for names in (["cost"], ["tau", "loss"], []):
-        assert sweeps.objectives(names, figures) is None
+    for names in (["cost"], ["tau", "loss"]):
+        assert sweeps.objectives(names, figures, len(names)) is None
         (line,) = capsys.readouterr().err.splitlines()
-        assert "use figures it has (tau, speedup)" in line
+        assert "name figures it has (tau, speedup)" in line
+    for names, wanted in (([], 1), (["tau"], 2), (["tau", "speedup"], 1)):
+        assert sweeps.objectives(names, figures, wanted) is None
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"names {len(names)} figures, hydra.sweeper.direction {wanted}" in line
     assert Path(sweeps.glob_safe("a[1]*")).name == "a[[]1[]][*]"

@@ -24,6 +24,7 @@ def folder(tmp_path):
         run.log({"decode/tau": 2.0, "method": "eagle4"})
         run.log({"decode/tau": 3.0, "method": "eagle4"}, step=7)
         run.summary({"speedup": 1.5})
+        run.scatter("worth", [{"method": "ar", "tau": 1.0, "ms_per_token": 30.0}], "ms_per_token", "tau")
     (where / "rounds.jsonl").write_text('{"round": 0, "num_accepted": 2}\n')
     return where
 
@@ -67,6 +68,7 @@ def test_everything_of_a_folder_is_sent_again(folder, boards, capsys):
     points = [(r["step"], r["decode/tau"]) for r in board.logged if "decode/tau" in r]
     assert points == [(0, 2.0), (7, 3.0)]
     assert board.summary == {"speedup": 1.5}
+    assert [r["worth_table"].data for r in board.logged if "worth_table" in r] == [[["ar", 1, 30]]]
     assert [r["rounds"].data for r in board.logged if "rounds" in r] == [[[0, 2]]]
     assert board.ended == 0
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
@@ -101,6 +103,7 @@ def test_bad_folders_are_told_and_the_others_sent(folder, boards, tmp_path, caps
         ("environment.json", '{"job": {"knid": "x"}}', "environment.json is damaged"),
         ("metrics.jsonl", "7\n", "metrics.jsonl: line 1 is damaged"),
         ("rounds.jsonl", '{"round": 0}\n{"rou\n', "rounds.jsonl: line 2 is damaged"),
+        ("worth.chart.json", '{"x": "tau"}', "worth.chart.json is damaged"),
         ("status.json", "{", "status.json is damaged"),
     ],
 )
@@ -178,6 +181,7 @@ try:
         run.log({"decode/tau": 2.5, "method": "eagle4"})
         run.log({"decode/tau": None, "decode/tokens": 4}, step=5)
         run.summary({"eagle4/speedup": 1.5})
+        run.scatter("worth", [{"method": "ar", "tau": 1.0, "ms_per_token": 30.0}], "ms_per_token", "tau")
         run.rounds()
         raise ValueError("planted")
 except ValueError:
@@ -205,11 +209,12 @@ def test_an_uploaded_run_holds_what_the_run_itself_told_wandb(tmp_path):
     assert {"decode/tau": 2.5, "method": "eagle4", "step": 0} in rebuilt["history"]
     assert {"decode/tokens": 4, "step": 5} in rebuilt["history"]
     assert rebuilt["summary"]["eagle4/speedup"] == "1.5"
-    tables = [row for row in rebuilt["history"] if "rounds.nrows" in row]
-    assert [(table["rounds.nrows"], table["rounds.ncols"]) for table in tables] == [(1, 2)]
+    for name, columns in ("rounds", 2), ("worth_table", 3), ("worth_chart_table", 3):
+        found = [row for row in rebuilt["history"] if f"{name}.nrows" in row]
+        assert [(row[f"{name}.nrows"], row[f"{name}.ncols"]) for row in found] == [(1, columns)]
     for found in (live, rebuilt):
         found["config"].pop("_wandb", None)
-        found["history"] = [row for row in found["history"] if "rounds.nrows" not in row]
+        found["history"] = [row for row in found["history"] if not any(k.endswith(".nrows") for k in row)]
     assert {k: v for k, v in live.items() if k != "summary"} == {
         k: v for k, v in rebuilt.items() if k != "summary"
     }
