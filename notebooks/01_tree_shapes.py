@@ -207,7 +207,7 @@ for axis, (name, cells) in zip(axes, found.items()):
         axis.axline((0, 0), slope=speed, color="0.85", linewidth=1, zorder=0)
         x = min(right, top / speed)
         if x > 0.9 and x * speed > 1.05:
-            axis.text(x, x * speed, f" {speed}×", color="0.5", va="bottom", fontsize=8)
+            axis.text(x, x * speed, f"{speed}×", color="0.5", va="bottom", ha="center", fontsize=7)
     for shape, colour in (("1x1", "C0"), ("2x3", "C2"), ("3x3", "C3")):
         mine = [key for key in cells if key[0] == shape]
         x, y = [cost[k] for k in mine], [cells[k].tau for k in mine]

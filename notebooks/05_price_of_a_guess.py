@@ -209,14 +209,13 @@ for name, by_load in found.items():
         print(f"{name:14s} {load:4d}: {chose}, {marginal.speedup:.2f}×; {fixed}")
 
 # %% [markdown]
-# As load rises the policy stops earlier, on two cores down to plain decoding, while eight nodes fall below plain
-# decoding on every machine.
+# As load rises the policy stops earlier, on two cores down to plain decoding: there not even a guess that is sure to
+# be right would pay, and the policy sees that before it drafts anything. Eight nodes fall below plain decoding on
+# every machine.
 #
-# Two things to be honest about. On two cores under load the policy is a few per cent *slower* than plain decoding: it
-# starts every answer with trial rounds, rests when they lost, and tries again later; in answers of 48 tokens that
-# shows. And on the accelerators the small fixed tree does as well as the policy at every load here, on two cores with
-# one request too. What the policy saves you is knowing that beforehand: the same four nodes make two loaded cores
-# three times slower than plain decoding.
+# To be honest about the gain: on the accelerators the small fixed tree does about as well as the policy at every load
+# here, and so it does on two cores with one request. What the policy saves you is knowing that beforehand. The same
+# four nodes make two loaded cores three times slower than plain decoding.
 #
 # ## It is the price, not the load
 #
@@ -239,8 +238,8 @@ for name, by_load in roomy.items():
 # %% [markdown]
 # ## The claim
 #
-# As load makes rows dearer, the policy's depth and nodes do not rise (up to 0.05: rounds differ a little), from the
-# first load to the last they clearly fall, and the policy never loses more than its few trial rounds, where a fixed
+# As load makes rows dearer, the policy's depth and nodes do not rise (up to 0.05: rounds differ a little) and from
+# the first load to the last they clearly fall. By the table it is never slower than plain decoding, where a fixed
 # tree of eight nodes ends at a fraction of plain decoding's speed.
 
 # %%
@@ -249,7 +248,7 @@ for name, by_load in found.items():
     for chosen in ([o.levels for o in marginal], [o.rows for o in marginal]):
         assert (np.diff(chosen) <= 0.05).all(), (name, chosen)
         assert chosen[-1] < 0.9 * chosen[0], (name, chosen)
-    assert min(o.speedup for o in marginal) >= 0.95
+    assert min(o.speedup for o in marginal) > 0.999
     assert all(m.speedup > e.speedup for m, e in zip(marginal, eight))
 assert all(o.speedup < 0.4 for o in found["two CPU cores"][512][1:])
 assert all(by_load[512][0].speedup > 1.2 for name, by_load in found.items() if name != "two CPU cores")
